@@ -74,6 +74,9 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
+_ModelT = TypeVar("_ModelT", bound=_Model)
+
+
 class PromptSetRef(_Model):
     """A prompt set by content: what `swarm.protocol.prompts.encode_prompt_set` made.
 
@@ -231,6 +234,7 @@ class MinimumVersion(_Model):
 
 
 Action = AppendPrompts | CloseSwarm | MinimumVersion
+_ActionT = TypeVar("_ActionT", AppendPrompts, CloseSwarm, MinimumVersion)
 
 
 class Amendment(_Model):
@@ -447,7 +451,7 @@ class Charter:
             return
         raise RemoteProtocolError("amendment", f"amendment {number} {problem}")
 
-    def _actions(self, kind: type["_ActionT"]) -> list["_ActionT"]:
+    def _actions(self, kind: type[_ActionT]) -> list[_ActionT]:
         return [a.action for a in self.amendments if isinstance(a.action, kind)]
 
     def _rank(self) -> tuple[int, int]:
@@ -481,9 +485,9 @@ class Invite:
                 f"invite: {len(self.addresses)} addresses; 1 to {MAX_INVITE_ADDRESSES} are right"
             )
         for address in self.addresses:
-            if len(address) > MAX_ADDRESS_CHARS or not re.fullmatch(_ADDRESS_PATTERN, address):
+            if not _is_address(address):
                 raise UsageError(
-                    f"invite: {address[:MAX_ADDRESS_CHARS]!r} is no multiaddress, "
+                    f"invite: {address[:MAX_ADDRESS_CHARS]!r} is no multiaddress of a peer, "
                     "e.g. /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
                 )
         if self.name and not re.fullmatch(_NAME_PATTERN, self.name):
@@ -541,9 +545,6 @@ class Invite:
 _NEWER = {("schema", "literal_error"), ("action", "union_tag_invalid")}
 _DETAIL_CHARS = 200
 
-_ModelT = TypeVar("_ModelT", bound=_Model)
-_ActionT = TypeVar("_ActionT", AppendPrompts, CloseSwarm, MinimumVersion)
-
 
 def _canonical(model: _Model, exclude: set[str] | None = None) -> bytes:
     value = model.model_dump(mode="json", by_alias=True, exclude=exclude)
@@ -581,6 +582,16 @@ def _unpack_charter(data: bytes) -> tuple[bytes, list[bytes]]:
                 raise ValueError("not [manifest, [amendment, ...]]")
     except ValueError as error:
         raise RemoteProtocolError("charter", f"does not decode: {error}") from None
+
+
+def _is_address(address: str) -> bool:
+    if len(address) > MAX_ADDRESS_CHARS or not re.fullmatch(_ADDRESS_PATTERN, address):
+        return False
+    try:
+        public_key_of(address.rpartition("/p2p/")[2])
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def _checksum(payload: bytes) -> bytes:
