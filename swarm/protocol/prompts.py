@@ -29,6 +29,8 @@ MAX_MESSAGES = 64
 MAX_ID_CHARS = 256
 MAX_TAGS = 32
 MAX_TAG_CHARS = 64
+# Enough to find own prompts where a small set is shared by hundreds of peers; 60 ms of hashing.
+VISITS_PER_CALL = 4096
 
 FIELDS = ("prompt", "messages", "answer", "id", "tags")
 
@@ -174,9 +176,9 @@ def next_prompts(
 ) -> tuple[list[tuple[int, int]], Cursor]:
     """Take the next own prompts, over the end of an epoch into the next one where need be.
 
-    Visits at most `count` prompts, so it returns with fewer than `limit` (even none) when little
-    is owned; the next call goes on from there. Prompts appended meanwhile are met in this epoch
-    if their key lies after the cursor, else in the next one.
+    Visits at most max(`count`, VISITS_PER_CALL) prompts, so it returns with fewer than `limit`
+    (even none) when very little is owned; the next call goes on from there. Prompts appended
+    meanwhile are met in this epoch if their key lies after the cursor, else in the next one.
 
     Args:
         swarm_id: 32 bytes.
@@ -190,7 +192,7 @@ def next_prompts(
     """
     taken: list[tuple[int, int]] = []
     epoch, after = cursor.epoch, cursor.after
-    visits_left = count
+    visits_left = max(count, VISITS_PER_CALL) if count else 0
     while visits_left > 0 and len(taken) < limit:
         keys, ids = _epoch_keys(swarm_id, epoch, count)
         start = 0 if after < 0 else int(np.searchsorted(keys, np.uint64(after), side="right"))
