@@ -19,7 +19,17 @@ from swarm.errors import ConfigError
 
 ENV_PREFIX = "SWARM_"
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+METHODS: Mapping[str, Mapping[str, str]] = {
+    "nois": {"ftis.importance": "none", "ftis.filter": "none"},
+    "vis": {"ftis.importance": "vanilla", "ftis.filter": "none"},
+    "tis": {"ftis.importance": "truncated", "ftis.filter": "none"},
+    "f-nois": {"ftis.importance": "none", "ftis.filter": "or"},
+    "f-vis": {"ftis.importance": "vanilla", "ftis.filter": "or"},
+    "ftis": {"ftis.importance": "truncated", "ftis.filter": "or"},
+    "ftis-and": {"ftis.importance": "truncated", "ftis.filter": "and"},
+}
+"""The paper's names for combinations of importance weight and filter, as `--method` takes them."""
+
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
@@ -35,6 +45,9 @@ class NodeSection(Section):
 
     name: Annotated[str, Field(max_length=64, pattern=r"^[\w .-]*$")] = Field(
         "", description="Name shown to others in `swarm-node status`; empty: the host's name."
+    )
+    invite: Annotated[str, Field(max_length=8192)] = Field(
+        "", description="Invite of the swarm to join, for `join --config` without one."
     )
     data_dir: str = Field(
         "",
@@ -273,6 +286,7 @@ def load_config(
     path: Path | None,
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    saved: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> NodeConfig:
     """Resolve the configuration from all its sources.
 
@@ -280,12 +294,15 @@ def load_config(
         path: node.toml, or None.
         flags: `section.key` to text, from the command line; values as in TOML, bare words allowed.
         environ: the environment; None: os.environ.
+        saved: values of an earlier start, in place of the defaults.
 
     Raises:
         ConfigError: names the source, the field, the value and what would be right.
     """
-    values: dict[str, dict[str, Any]] = {}
-    origin: dict[str, str] = {}
+    values: dict[str, dict[str, Any]] = {k: dict(v) for k, v in (saved or {}).items()}
+    origin: dict[str, str] = {
+        f"{section}.{key}": "values of the last start" for section in values for key in values[section]
+    }
     if path is not None:
         for section, table in _read_toml(path).items():
             if not isinstance(table, dict):

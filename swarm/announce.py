@@ -1,0 +1,156 @@
+"""How published groups become known: notices at once, DHT records every few seconds.
+
+Owns: both directions of announcements. Does not know: what happens to announced groups.
+
+A notice reaches the members that are up now and need fresh groups; the DHT is for those who missed
+it. So the DHT gets only the newest groups, in a bounded number of records that replace each other,
+however fast a node samples.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from swarm.errors import RemoteProtocolError
+from swarm.net.exchange import Exchange, ExchangeError
+from swarm.net.overlay import Overlay
+from swarm.protocol.records import (
+    BUCKET_S,
+    MAX_GROUPS_PER_ANNOUNCEMENT,
+    PROTOCOL_VERSIONS,
+    Announcement,
+    GroupRef,
+    announcement_key,
+    shard_of,
+)
+
+log = logging.getLogger(__name__)
+
+DHT_PERIOD_S = 5.0
+"""Time between two rounds of storing and reading announcement records."""
+
+DHT_RECORDS = 4
+"""Announcement records of one node in one bucket: the newest groups, the rest is only noticed."""
+
+RECORD_TTL_S = 2 * BUCKET_S
+"""A record outlives its bucket, so that readers of the previous bucket still find it."""
+
+MAX_NOTIFIED = 16
+"""Members that get a notice at once; more are chosen at random, the others read the DHT."""
+
+
+class Announcer:
+    """Tells members of this node's groups and hands their announcements on.
+
+    Args:
+        recipients: members that want notices now.
+        offer: called with (publisher, announcement) for all that arrives.
+    """
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        exchange: Exchange,
+        swarm_id: bytes,
+        shards: int,
+        *,
+        recipients: Callable[[], list[str]],
+        offer: Callable[[str, Announcement], None],
+    ) -> None:
+        self._overlay = overlay
+        self._exchange = exchange
+        self._swarm_id = swarm_id
+        self._shards = shards
+        self._recipients = recipients
+        self._offer = offer
+        self._recent: deque[GroupRef] = deque(maxlen=DHT_RECORDS * MAX_GROUPS_PER_ANNOUNCEMENT)
+        self._policy_step = 0
+        self._fresh = False
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+        self._random = random.Random()
+        self.notices_sent = 0
+        self.notices_failed = 0
+
+    def publish(self, refs: Sequence[GroupRef], policy_step: int) -> None:
+        """Announce stored groups; returns at once."""
+        self._recent.extend(refs)
+        self._policy_step = policy_step
+        self._fresh = True
+        for start in range(0, len(refs), MAX_GROUPS_PER_ANNOUNCEMENT):
+            body = self._announcement(refs[start : start + MAX_GROUPS_PER_ANNOUNCEMENT]).pack()
+            if self._outbox.full():
+                self._outbox.get_nowait()
+                self.notices_failed += 1
+            self._outbox.put_nowait(body)
+
+    def receive(self, publisher: str, body: bytes) -> None:
+        """A notice arrived over a stream that authenticated its publisher."""
+        try:
+            self._offer(publisher, Announcement.unpack(body))
+        except RemoteProtocolError as error:
+            log.info("notice of %s: %.200r", publisher, str(error))
+
+    async def run(self) -> None:
+        """Send and read until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send_notices())
+            tasks.create_task(self._use_dht())
+
+    def _announcement(self, refs: Sequence[GroupRef]) -> Announcement:
+        return Announcement(
+            versions=PROTOCOL_VERSIONS,
+            groups=tuple(refs),
+            policy_step=self._policy_step,
+            created_ms=int(time.time() * 1000),
+        )
+
+    async def _send_notices(self) -> None:
+        while True:
+            body = await self._outbox.get()
+            peers = self._recipients()
+            if len(peers) > MAX_NOTIFIED:
+                peers = self._random.sample(peers, MAX_NOTIFIED)
+            for result in await asyncio.gather(
+                *(self._exchange.notify(peer, body) for peer in peers), return_exceptions=True
+            ):
+                if isinstance(result, ExchangeError | RemoteProtocolError):
+                    self.notices_failed += 1
+                    log.debug("notice not delivered: %s", result)
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    self.notices_sent += 1
+
+    async def _use_dht(self) -> None:
+        while True:
+            if self._fresh:
+                self._fresh = False
+                await self._store_recent()
+            await self._read()
+            await asyncio.sleep(DHT_PERIOD_S)
+
+    async def _store_recent(self) -> None:
+        bucket = int(time.time() // BUCKET_S)
+        key = announcement_key(
+            self._swarm_id, bucket, shard_of(self._overlay.peer_id, self._shards)
+        )
+        recent = list(self._recent)
+        for slot in range(DHT_RECORDS):
+            refs = recent[slot * MAX_GROUPS_PER_ANNOUNCEMENT :][:MAX_GROUPS_PER_ANNOUNCEMENT]
+            if refs:
+                body = self._announcement(refs).pack()
+                await self._overlay.put(key, body, ttl_s=RECORD_TTL_S, suffix=bytes([slot]))
+
+    async def _read(self) -> None:
+        bucket = int(time.time() // BUCKET_S)
+        for key in (
+            announcement_key(self._swarm_id, when, shard)
+            for when in (bucket - 1, bucket)
+            for shard in range(self._shards)
+        ):
+            for (publisher, _), body in (await self._overlay.get(key)).items():
+                if publisher != self._overlay.peer_id:
+                    self.receive(publisher, body)

@@ -1,0 +1,478 @@
+"""`swarm-node demo`: a whole swarm on this machine, of real nodes in processes of their own.
+
+Owns: starting organizer and volunteers through the command line, watching them through their
+control sockets, the live view, the summary and the picture.
+Does not know: how a node works; it uses what any user uses.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarm import tasks
+from swarm.cli import method_flags
+from swarm.control import control_request
+from swarm.errors import ExitCode, NotRunningError, SwarmError, UsageError
+from swarm.paths import DataDir, default_data_dir, write_atomic, write_json
+from swarm.status import share
+from swarm.terminal import sparkline
+
+SHIPPED = Path(__file__).parent / "models"
+
+START_TIMEOUT_S = 120.0
+LIMIT_S = 1800.0
+"""A demo that takes longer than this is ended and reported as it stands."""
+
+SETTINGS: Mapping[str, str] = {
+    "network.host": "127.0.0.1",
+    "network.heartbeat_s": "2",
+    "network.use_relay": "false",
+    "model.threads": "1",
+    "model.device": "cpu",
+    "model.dtype": "float32",
+    "engine.prompts_per_call": "16",
+    "train.groups_per_step": "32",
+    "train.learning_rate": "5e-4",
+    "eval.every_steps": "25",
+    "eval.max_prompts": "200",
+    "checkpoint.every_steps": "100",
+}
+"""What all volunteers of the demo share; measured in docs/RESULTS.md."""
+
+LORA_SETTINGS: Mapping[str, str] = {
+    "model.mode": "lora",
+    "model.lora_rank": "8",
+    "train.learning_rate": "1.5e-3",
+}
+
+DEFAULT_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line asks for; `steps` counts those of the slowest node."""
+
+    nodes: int = 3
+    steps: int | None = None
+    seed: int = 0
+    method: str = "ftis"
+    models: tuple[Path, ...] = ()
+    out: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Volunteer:
+    """One node of the demo: a name, a model, a mode."""
+
+    name: str
+    model: Path
+    mode: str
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return LORA_SETTINGS if self.mode == "lora" else {}
+
+
+@dataclass(slots=True)
+class Running:
+    """A volunteer's process and what it said last."""
+
+    volunteer: Volunteer
+    process: subprocess.Popen[bytes]
+    data_dir: DataDir
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        return dict(self.status.get("training", {}))
+
+    def poll(self) -> None:
+        """Read the node's status.
+
+        Raises:
+            SwarmError: the process ended; the message ends with its last log lines.
+        """
+        if self.process.poll() is not None:
+            raise SwarmError(
+                f"{self.volunteer.name} ended with code {self.process.returncode}:\n"
+                + tail(self.data_dir.log_path)
+            )
+        with contextlib.suppress(NotRunningError):
+            self.status = control_request(self.data_dir.control_socket, "status", timeout_s=5.0)
+
+
+def volunteers(options: DemoOptions) -> list[Volunteer]:
+    """The nodes: small full, large full, large LoRA, and again, or one for each given model."""
+    if options.nodes < 1:
+        raise UsageError(f"--nodes {options.nodes}: at least 1")
+    kinds: Sequence[tuple[str, Path, str]] = [
+        ("small", SHIPPED / "arith-small", "full"),
+        ("large", SHIPPED / "arith-large", "full"),
+        ("lora", SHIPPED / "arith-large", "lora"),
+    ]
+    if options.models:
+        for model in options.models:
+            if not (model / "config.json").is_file():
+                raise UsageError(f"--model {model}: no model folder (it has no config.json)")
+        kinds = [(model.name, model.absolute(), "full") for model in options.models]
+    chosen = []
+    for index in range(options.nodes):
+        name, model, mode = kinds[index % len(kinds)]
+        round_number = index // len(kinds)
+        chosen.append(Volunteer(f"{name}{round_number + 1 if round_number else ''}", model, mode))
+    return chosen
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo to its end or to Ctrl-C; write the results; leave no process behind."""
+    method = method_flags(options.method)
+    nodes = volunteers(options)
+    out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
+    out = out.expanduser().absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=options.json, highlight=False)
+    started = time.monotonic()
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="swarm-demo-") as scratch, processes() as children:
+        write_prompts(out, options.seed)
+        console.print(f"results and logs go to {out}")
+        invite = start_organizer(out, nodes[0], Path(scratch), children)
+        running = [
+            start_volunteer(out, volunteer, invite, method, options.seed, Path(scratch), children)
+            for volunteer in nodes
+        ]
+        try:
+            watch(console, running, options.steps or DEFAULT_STEPS, started, options.method)
+        except KeyboardInterrupt:
+            interrupted = True
+            console.print("stopping ...")
+        stop_all(children)
+    results = summarize(running, options, time.monotonic() - started, interrupted)
+    write_json(out / "results.json", results)
+    if any(node["accuracies"] for node in results["nodes"]):
+        draw_curves(results, out / "curves.png")
+        console.print(f"curves: {out / 'curves.png'}")
+    if options.json:
+        print(json.dumps(results, indent=2, sort_keys=True))  # noqa: T201 - the result
+    else:
+        console.print(summary_table(results))
+    return 130 if interrupted else ExitCode.OK
+
+
+def write_prompts(out: Path, seed: int) -> None:
+    """The three prompt files of the arithmetic task."""
+    for name, problems in tasks.prompt_sets(seed).items():
+        lines = [json.dumps(problem.record()) for problem in problems]
+        write_atomic(out / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A list of children that are all gone when the block ends, however it ends."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        yield children
+    finally:
+        stop_all(children)
+
+
+def stop_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask all children to stop, and kill those that have not after 30 s."""
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 30.0
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def spawn(
+    arguments: Sequence[str],
+    log_path: Path,
+    scratch: Path,
+    children: list[subprocess.Popen[bytes]],
+    stdout: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `swarm-node ARGUMENTS` out of reach of the terminal's Ctrl-C, which is ours to pass on."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
+    environment |= {"XDG_RUNTIME_DIR": str(scratch), "OMP_NUM_THREADS": "1"}
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "swarm.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout if stdout is not None else log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    children.append(child)
+    return child
+
+
+def node_data_dir(out: Path, name: str) -> DataDir:
+    """The data directory of one node of the demo."""
+    return DataDir(out / name)
+
+
+def start_organizer(
+    out: Path, first: Volunteer, scratch: Path, children: list[subprocess.Popen[bytes]]
+) -> str:
+    """Seed the swarm; returns its invite."""
+    data_dir = node_data_dir(out, "organizer")
+    child = spawn(
+        [
+            "seed", str(out / "train.jsonl"),
+            "--held-out", str(out / "held_out.jsonl"),
+            "--ood", str(out / "out_of_distribution.jsonl"),
+            "--tokenizer", str(first.model),
+            "--swarm-name", "arithmetic demo",
+            "--reward", tasks.REWARD,
+            "--group-size", str(tasks.GROUP_SIZE),
+            "--max-prompt-tokens", str(tasks.MAX_PROMPT_TOKENS),
+            "--max-completion-tokens", str(tasks.MAX_COMPLETION_TOKENS),
+            "--data-dir", str(data_dir.root),
+            "--name", "organizer",
+            *as_flags({k: v for k, v in SETTINGS.items() if k.startswith("network.")}),
+        ],
+        data_dir.log_path.with_name("console.log"),
+        scratch,
+        children,
+        stdout=subprocess.PIPE,
+    )
+    if child.stdout is None:
+        raise SwarmError("the organizer's output is not connected")
+    invite = child.stdout.readline().decode().strip()
+    if not invite:
+        raise SwarmError(
+            "the organizer did not start:\n" + tail(data_dir.log_path.with_name("console.log"))
+        )
+    return invite
+
+
+def start_volunteer(
+    out: Path,
+    volunteer: Volunteer,
+    invite: str,
+    method: Mapping[str, str],
+    seed: int,
+    scratch: Path,
+    children: list[subprocess.Popen[bytes]],
+) -> Running:
+    """`swarm-node join` for one volunteer."""
+    data_dir = node_data_dir(out, volunteer.name)
+    settings = {**SETTINGS, **volunteer.settings, **method, "node.seed": str(seed)}
+    process = spawn(
+        [
+            "join", invite,
+            "--model", str(volunteer.model),
+            "--name", volunteer.name,
+            "--data-dir", str(data_dir.root),
+            *as_flags(settings),
+        ],
+        data_dir.log_path.with_name("console.log"),
+        scratch,
+        children,
+    )
+    # The child computes its runtime folder from the scratch folder that it gets as
+    # XDG_RUNTIME_DIR; this process must look in the same place.
+    os.environ["XDG_RUNTIME_DIR"] = str(scratch)
+    return Running(volunteer, process, data_dir)
+
+
+def as_flags(settings: Mapping[str, str]) -> list[str]:
+    """`--set section.key=value` for each."""
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """The last lines of a log."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"({path}: {error})"
+
+
+# -- watching ------------------------------------------------------------------------------------
+
+
+def watch(
+    console: Console, running: Sequence[Running], steps: int, started: float, method: str
+) -> None:
+    """Poll until every node has made its steps and evaluated once more."""
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+        last_line = 0.0
+        while True:
+            for node in running:
+                node.poll()
+            elapsed = time.monotonic() - started
+            live.update(live_view(running, steps, elapsed, method), refresh=console.is_terminal)
+            if not console.is_terminal and elapsed - last_line >= 15.0:
+                last_line = elapsed
+                console.print(progress_line(running, elapsed))
+            if all(done(node, steps) for node in running):
+                return
+            if elapsed > LIMIT_S or (elapsed > START_TIMEOUT_S and not any(n.status for n in running)):
+                raise SwarmError(f"the demo is not done after {elapsed:.0f} s; see the logs")
+            time.sleep(0.5)
+
+
+def done(node: Running, steps: int) -> bool:
+    """Whether a node has trained `steps` steps and evaluated at or after the last of them."""
+    curve = node.training.get("accuracies", [])
+    return bool(curve) and curve[-1]["step"] >= steps
+
+
+def progress_line(running: Sequence[Running], elapsed: float) -> str:
+    """One line for logs where there is no terminal."""
+    parts = [
+        f"{node.volunteer.name} step {node.training.get('step', '-')} "
+        f"accuracy {share(node.training.get('accuracy'))}"
+        for node in running
+    ]
+    return f"{elapsed:4.0f} s  " + "   ".join(parts)
+
+
+def live_view(
+    running: Sequence[Running], steps: int, elapsed: float, method: str
+) -> RenderableType:
+    """The table that is refreshed in place."""
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for column, justify in (
+        ("node", "left"), ("model", "left"), ("mode", "left"), ("doing", "left"),
+        ("step", "right"), ("accuracy", "right"), ("", "left"), ("reward", "right"),
+        ("made", "right"), ("fetched", "right"), ("filtered", "right"), ("rejected", "right"),
+        ("B/token", "right"), ("tokens/s", "right"),
+    ):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for node in running:
+        training, exchange = node.training, node.status.get("exchange", {})
+        curve = [p["held_out"] for p in training.get("accuracies", []) if "held_out" in p]
+        rewards = training.get("rewards", [])
+        recent = rewards[-16:]
+        table.add_row(
+            node.volunteer.name,
+            node.volunteer.model.name,
+            node.volunteer.mode,
+            node.status.get("activity", {}).get("doing", "starting"),
+            f"{training.get('step', 0)}/{steps}",
+            share(training.get("accuracy")),
+            Text(sparkline(curve, 16), "green"),
+            share(sum(recent) / len(recent) if recent else None),
+            str(training.get("groups_made", 0)),
+            str(exchange.get("groups_accepted", 0)),
+            str(training.get("samples_filtered", 0)),
+            str(exchange.get("groups_rejected", 0)),
+            f"{exchange.get('bytes_per_token') or 0:.1f}",
+            f"{training.get('tokens_per_s', 0):.0f}",
+        )
+    head = Text(f"{len(running)} volunteers and an organizer, method {method}, {elapsed:.0f} s", "bold")
+    return Group(head, Text(), table)
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
+def summarize(
+    running: Sequence[Running], options: DemoOptions, seconds: float, interrupted: bool
+) -> dict[str, Any]:
+    """The demo's result as data."""
+    nodes = []
+    for node in running:
+        training, exchange = node.training, node.status.get("exchange", {})
+        nodes.append(
+            {
+                "name": node.volunteer.name,
+                "model": node.volunteer.model.name,
+                "mode": node.volunteer.mode,
+                "steps": training.get("step", 0),
+                "accuracy_start": training.get("accuracy_start"),
+                "accuracy_end": training.get("accuracy"),
+                "accuracies": training.get("accuracies", []),
+                "groups_made": training.get("groups_made", 0),
+                "groups_fetched": exchange.get("groups_accepted", 0),
+                "groups_rejected": exchange.get("groups_rejected", 0),
+                "rejected_by_reason": exchange.get("rejected_by_reason", {}),
+                "own_samples_trained": training.get("own_samples_trained", 0),
+                "foreign_samples_trained": training.get("foreign_samples_trained", 0),
+                "foreign_share": training.get("foreign_share", 0.0),
+                "samples_filtered": training.get("samples_filtered", 0),
+                "bytes_per_token": exchange.get("bytes_per_token"),
+                "tokens_sampled": training.get("tokens_sampled", 0),
+                "seconds": training.get("seconds", {}),
+            }
+        )
+    return {
+        "schema": "swarm-node/demo/1",
+        "method": options.method,
+        "seed": options.seed,
+        "seconds": round(seconds, 1),
+        "interrupted": interrupted,
+        "nodes": nodes,
+    }
+
+
+def summary_table(results: Mapping[str, Any]) -> Table:
+    """Start and end of every node, and what it trained on."""
+    table = Table(title=f"after {results['seconds']:.0f} s, method {results['method']}")
+    for column, justify in (
+        ("node", "left"), ("model", "left"), ("mode", "left"), ("steps", "right"),
+        ("start", "right"), ("end", "right"), ("own samples", "right"),
+        ("peers' samples", "right"), ("peers' share", "right"), ("filtered", "right"),
+        ("B/token", "right"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for node in results["nodes"]:
+        table.add_row(
+            node["name"], node["model"], node["mode"], str(node["steps"]),
+            share(node["accuracy_start"]), share(node["accuracy_end"]),
+            str(node["own_samples_trained"]), str(node["foreign_samples_trained"]),
+            f"{node['foreign_share']:.0%}", str(node["samples_filtered"]),
+            f"{node['bytes_per_token'] or 0:.1f}",
+        )
+    return table
+
+
+def draw_curves(results: Mapping[str, Any], path: Path) -> None:
+    """Held-out accuracy over steps, one line a node, as PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
+    for node in results["nodes"]:
+        points = [(p["step"], p["held_out"]) for p in node["accuracies"] if "held_out" in p]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3,
+                      label=f"{node['name']} ({node['model']}, {node['mode']})")
+    axes.set(
+        xlabel="training step", ylabel="greedy accuracy on held-out prompts", ylim=(0.0, 1.0),
+        title=f"{len(results['nodes'])} nodes, method {results['method']}",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,202 @@
+"""From an announcement to a group in the pool: choose, fetch, verify, reward.
+
+Owns: the queue of announced groups and the download workers.
+Does not know: how announcements arrive, what is trained.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from swarm.errors import RemoteProtocolError
+from swarm.net.exchange import Exchange, ExchangeError
+from swarm.protocol.peers import PeerTable
+from swarm.protocol.pool import Pool, PooledGroup
+from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
+from swarm.protocol.rollout import RolloutGroup
+from swarm.rewards.workers import RewardError
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED_PER_PEER = 64
+"""Groups of one peer that wait to be fetched; older ones are forgotten first."""
+
+BLOBS_PER_REQUEST = 8
+"""Groups fetched in one stream: as many as one announcement names."""
+
+Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
+Score = Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]]
+
+
+@dataclass(slots=True)
+class GatherCounts:
+    """What came from peers since the node's first start; sums of all peers."""
+
+    announced: int = 0
+    fetched: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    incompatible: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    rejected_by_reason: dict[str, int] = field(default_factory=dict)
+
+
+class Gatherer:
+    """Downloads what the pool has room for, the newest first, round-robin over publishers.
+
+    Args:
+        verify: decodes a blob and checks it against reference and publisher.
+        score: this node's own rewards for verified groups.
+        prompt_ids: token ids of a prompt as this node renders it.
+        keep: called with each accepted blob, to store it.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pool: Pool,
+        peers: PeerTable,
+        *,
+        streams: int,
+        verify: Verify,
+        score: Score,
+        prompt_ids: Callable[[int], np.ndarray],
+        keep: Callable[[bytes, bytes], None],
+    ) -> None:
+        self._exchange = exchange
+        self._pool = pool
+        self._peers = peers
+        self._streams = streams
+        self._verify = verify
+        self._score = score
+        self._prompt_ids = prompt_ids
+        self._keep = keep
+        self._queues: OrderedDict[str, OrderedDict[bytes, tuple[GroupRef, float]]] = OrderedDict()
+        self._busy: set[str] = set()
+        self._wake = asyncio.Event()
+        self.counts = GatherCounts()
+
+    def offer(self, publisher: str, announcement: Announcement) -> None:
+        """Note groups that a peer announced; returns at once."""
+        if not set(announcement.versions) & set(PROTOCOL_VERSIONS):
+            self.counts.incompatible += 1
+            return
+        now = time.monotonic()
+        queue = self._queues.setdefault(publisher, OrderedDict())
+        for ref in announcement.groups:
+            if ref.hash in queue or self._pool.has_seen(ref, publisher):
+                continue
+            self.counts.announced += 1
+            queue[ref.hash] = (ref, now)
+        while len(queue) > MAX_QUEUED_PER_PEER:
+            queue.popitem(last=False)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """The pool has room again."""
+        self._wake.set()
+
+    async def run(self, max_age_s: Callable[[], float]) -> None:
+        """Fetch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            slots = asyncio.Semaphore(self._streams)
+            while True:
+                await slots.acquire()
+                choice = self._choose(max_age_s())
+                while choice is None:
+                    self._wake.clear()
+                    try:
+                        async with asyncio.timeout(5.0):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        log.debug("nothing to fetch")
+                    choice = self._choose(max_age_s())
+                publisher, wanted = choice
+                self._busy.add(publisher)
+                task = tasks.create_task(self._fetch(publisher, wanted))
+                task.add_done_callback(lambda _: slots.release())
+
+    def _choose(self, max_age_s: float) -> tuple[str, list[tuple[GroupRef, float]]] | None:
+        """The next publisher in turn that may be asked, and its newest groups that fit."""
+        now = time.monotonic()
+        for publisher in list(self._queues):
+            if publisher in self._busy or not self._peers.may_fetch(publisher, now):
+                continue
+            queue = self._queues[publisher]
+            wanted: list[tuple[GroupRef, float]] = []
+            room = min(self._pool.room(), BLOBS_PER_REQUEST)
+            while queue and len(wanted) < room:
+                _, (ref, announced_s) = queue.popitem(last=True)
+                if now - announced_s <= max_age_s and self._pool.wants(ref, publisher):
+                    wanted.append((ref, announced_s))
+            if not queue:
+                del self._queues[publisher]
+            else:
+                self._queues.move_to_end(publisher)
+            if wanted:
+                return publisher, wanted
+        return None
+
+    async def _fetch(self, publisher: str, wanted: list[tuple[GroupRef, float]]) -> None:
+        try:
+            blobs = await self._exchange.fetch_blobs(
+                publisher, [(ref.hash, ref.size_bytes) for ref, _ in wanted]
+            )
+        except ExchangeError as error:
+            self._peers.fetch_failed(publisher, time.monotonic())
+            log.info("fetch from %s failed: %s", publisher, error)
+            return
+        except RemoteProtocolError as error:
+            self._reject(publisher, error)
+            return
+        finally:
+            self._busy.discard(publisher)
+            self._wake.set()
+        accepted: list[tuple[bytes, RolloutGroup, bytes, float]] = []
+        for (ref, announced_s), blob in zip(wanted, blobs, strict=True):
+            if blob is None:
+                continue
+            self.counts.fetched += 1
+            self.counts.bytes += len(blob)
+            self._peers.fetched(publisher, len(blob), time.monotonic())
+            try:
+                group = self._verify(blob, ref, publisher)
+            except RemoteProtocolError as error:
+                self._reject(publisher, error)
+                continue
+            self.counts.tokens += group.n_tokens
+            accepted.append((ref.hash, group, blob, announced_s))
+        if not accepted:
+            return
+        try:
+            rewards = await self._score([group for _, group, _, _ in accepted])
+        except RewardError as error:
+            log.warning("rewards of %d groups of %s: %s", len(accepted), publisher, error)
+            return
+        for (digest, group, blob, announced_s), reward in zip(accepted, rewards, strict=True):
+            pooled = PooledGroup(
+                hash=digest,
+                publisher=publisher,
+                own=False,
+                group=group,
+                rewards=reward,
+                prompt_token_ids=self._prompt_ids(group.prompt_id),
+                arrived_s=announced_s,
+            )
+            if self._pool.add(pooled):
+                self.counts.accepted += 1
+                self._peers.accepted(publisher, time.monotonic())
+                self._keep(digest, blob)
+
+    def _reject(self, publisher: str, error: RemoteProtocolError) -> None:
+        self.counts.rejected += 1
+        by_reason = self.counts.rejected_by_reason
+        by_reason[error.reason] = by_reason.get(error.reason, 0) + 1
+        self._peers.rejected(publisher, error.reason, time.monotonic())
+        log.info("rejected a group of %s: %.300r", publisher, str(error))

@@ -1,0 +1,357 @@
+"""A member of a swarm: identity, overlay, charter, heartbeats, blobs served to others, control.
+
+Owns: start order, stop order, what all members have in common. What a volunteer or an organizer
+does besides stands in swarm.volunteer and swarm.organizer.
+Does not know: torch.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from swarm import __version__
+from swarm.config import NodeConfig
+from swarm.control import ControlServer, Handler
+from swarm.membership import Membership
+from swarm.net.exchange import Exchange
+from swarm.net.overlay import Overlay
+from swarm.paths import DataDir, write_atomic
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
+from swarm.store import BlobStore
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 60.0
+"""A step that takes longer is dropped at stop; the last checkpoint stays."""
+
+MAX_INVITE_ADDRESSES = 6
+
+T = TypeVar("T")
+
+
+class Stopped(BaseException):
+    """The node was asked to stop; unwinds what waits. Not an error, so not an Exception."""
+
+
+class Node:
+    """One process that takes part in a swarm.
+
+    Args:
+        config: the resolved configuration.
+        data_dir: locked by `run`.
+        swarm_id: of the swarm to be in.
+        addresses: members' addresses from the invite.
+        fail_fast: give up when no member answers instead of retrying for ever.
+    """
+
+    role = "observer"
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        data_dir: DataDir,
+        *,
+        swarm_id: bytes,
+        addresses: tuple[str, ...] = (),
+        fail_fast: bool = False,
+    ) -> None:
+        self.config = config
+        self.data_dir = data_dir
+        self.swarm_id = swarm_id
+        self.swarm_dir = data_dir.swarm(swarm_id)
+        self._addresses = addresses
+        self._fail_fast = fail_fast
+        self._stop = asyncio.Event()
+        self.started_s = time.time()
+        self.name = config.node.name or socket.gethostname().split(".")[0][:64]
+        self.store = BlobStore(
+            self.swarm_dir.rollouts_dir,
+            quota_bytes=config.limits.blob_store_mb * 1_000_000,
+            min_free_bytes=256 << 20,
+        )
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start, work until stopped, and close everything in order."""
+        self.data_dir.lock()
+        try:
+            self._handle_signals()
+            self.identity = Identity.load_or_create(self.data_dir.identity_path)
+            self.overlay = Overlay(
+                self.identity,
+                self.data_dir.identity_path,
+                host=self.config.network.host,
+                port=self.config.network.port or self._last_port(),
+                announce=self.config.network.announce,
+                runtime_dir=self.data_dir.runtime_dir,
+                bootstrap=[
+                    *self._addresses,
+                    *self.config.network.bootstrap,
+                    *self.swarm_dir.load_peers(),
+                ],
+                use_relay=self.config.network.use_relay,
+            )
+            limit = self.config.limits.upload_mb_per_s
+            self.exchange = Exchange(
+                self.overlay,
+                self.swarm_id,
+                charter=lambda: self.membership.charter_bytes,
+                blob=self._find_blob,
+                on_notice=self.on_notice,
+                max_streams=self.config.network.serve_streams,
+                upload_bytes_per_s=limit * 1e6 or None,
+            )
+            self.membership = Membership(
+                self.overlay,
+                self.exchange,
+                self.swarm_dir,
+                heartbeat_s=self.config.network.heartbeat_s,
+                describe=self._heartbeat,
+                on_charter=self.on_charter,
+            )
+            control = ControlServer(self.data_dir.control_socket, self.handlers())
+            try:
+                await self.overlay.start()
+                write_atomic(self.data_dir.port_path, f"{self.overlay.port}\n".encode())
+                await self.exchange.start()
+                await control.start()
+                await self.work()
+            except Stopped:
+                log.info("stopping")
+            finally:
+                await self.close()
+                await control.stop()
+                await self.overlay.stop()
+        finally:
+            self.data_dir.unlock()
+
+    async def work(self) -> None:
+        """What this member does; returns or raises Stopped when `stopped` is set."""
+        await self.join()
+        await self.unless_stopped(self.membership.run())
+
+    async def close(self) -> None:
+        """Tell the others that this node leaves."""
+        if self.membership.charter_bytes is not None:
+            try:
+                async with asyncio.timeout(3.0):
+                    await self.membership.send_heartbeat()
+            except TimeoutError:
+                log.info("the farewell did not get through in 3 s")
+
+    async def join(self) -> Charter:
+        """Get the charter; remember the swarm as the current one."""
+        charter = await self.unless_stopped(
+            self.membership.join(self.swarm_id, fail_fast=self._fail_fast)
+        )
+        self.data_dir.current = self.swarm_id
+        return charter
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something, but no longer than until the node is asked to stop.
+
+        Raises:
+            Stopped: the node was asked to stop first.
+        """
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Stopped
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ask the node to stop; a second time, it ends at once."""
+        if self._stop.is_set():
+            os._exit(130)
+        self._stop.set()
+
+    @property
+    def stopped(self) -> asyncio.Event:
+        """Set when the node was asked to stop."""
+        return self._stop
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+
+    def _last_port(self) -> int:
+        """The port of the last run if it is free now, so that addresses in old invites still work."""
+        try:
+            port = int(self.data_dir.port_path.read_text())
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((self.config.network.host, port))
+        except (OSError, ValueError, OverflowError):
+            return 0
+        return port
+
+    # -- what others see -------------------------------------------------------------------------
+
+    async def on_charter(self) -> None:
+        """The charter was extended."""
+
+    def on_notice(self, peer_id: str, body: bytes) -> None:
+        """A notice arrived."""
+
+    def fill_heartbeat(self, fields: dict[str, Any]) -> None:
+        """Add what this role has to say."""
+
+    async def _heartbeat(self) -> Heartbeat:
+        charter = self.membership.charter
+        fields: dict[str, Any] = {
+            "versions": PROTOCOL_VERSIONS,
+            "addresses": tuple((await self.overlay.addresses())[:4]),
+            "name": self.name,
+            "software": __version__,
+            "role": self.role,
+            "state": "serving",
+            "amendments": len(charter.amendments),
+            "peers": len(self.overlay.connected()),
+            "started_s": self.started_s,
+        }
+        self.fill_heartbeat(fields)
+        if self._stop.is_set():
+            fields.update(state="left", sampling=False)
+        return Heartbeat(**fields)
+
+    def _find_blob(self, digest: bytes) -> bytes | Path | None:
+        """Rollouts and prompt sets, by content hash."""
+        prompts = self.swarm_dir.prompts_dir / f"{digest.hex()}.jsonl"
+        return prompts if prompts.exists() else self.store.path(digest)
+
+    async def invite(self) -> str:
+        """A fresh invite: this node's addresses first, then those of members seen now."""
+        addresses = await self.overlay.addresses()
+        for member in self.membership.members.values():
+            addresses.extend(member.heartbeat.addresses[:1])
+        return Invite(
+            self.swarm_id,
+            tuple(dict.fromkeys(addresses))[:MAX_INVITE_ADDRESSES],
+            self.membership.charter.manifest.name,
+        ).encode()
+
+    # -- control socket --------------------------------------------------------------------------
+
+    def handlers(self) -> dict[str, Handler]:
+        """Commands of the control socket."""
+        return {"status": self._status, "invite": self._invite, "stop": self._stop_command}
+
+    async def _invite(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"invite": await self.invite()}
+
+    async def _stop_command(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(0.05, self._stop.set)
+        return {"pid": os.getpid()}
+
+    async def _status(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.status()
+
+    def fill_status(self, status: dict[str, Any]) -> None:
+        """Add what this role has to say."""
+
+    async def status(self) -> dict[str, Any]:
+        """A snapshot for `swarm-node status` (schema in docs/STATUS.md)."""
+        membership = self.membership
+        known = membership.charter_bytes is not None
+        connected = self.overlay.connected()
+        problems = []
+        if not connected and self.overlay.dial_results:
+            problems.append("no connection to any member")
+        process = psutil.Process()
+        children = process.children(recursive=True)
+        status: dict[str, Any] = {
+            "schema": "swarm-node/status/1",
+            "node": {
+                "name": self.name,
+                "peer_id": self.overlay.peer_id,
+                "role": self.role,
+                "version": __version__,
+                "pid": os.getpid(),
+                "data_dir": str(self.data_dir.root),
+                "started_s": self.started_s,
+            },
+            "swarm": {"id": self.swarm_id.hex()},
+            "activity": {
+                "doing": "serving" if known else "looking for members",
+                "since_s": self.started_s,
+                "waiting_for": "" if known else "a member that has the manifest",
+            },
+            "problems": problems,
+            "network": {
+                "addresses": await self.overlay.addresses(),
+                "connected": len(connected),
+                "dial": dict(self.overlay.dial_results),
+                "records_rejected": dict(self.overlay.records_rejected),
+                "p2pd_restarts": self.overlay.restarts,
+                "incompatible_members": len(membership.incompatible),
+            },
+            "members": [
+                member_row(m.peer_id, m.heartbeat, m.changed_s)
+                for m in membership.members.values()
+            ],
+            "resources": {
+                "node_memory_bytes": process.memory_info().rss,
+                "children_memory_bytes": sum(_memory_bytes(child) for child in children),
+                "rollouts_bytes": self.store.used_bytes,
+                "disk_free_bytes": psutil.disk_usage(str(self.data_dir.root)).free,
+            },
+        }
+        if known:
+            charter = membership.charter
+            status["swarm"] |= {
+                "name": charter.manifest.name,
+                "prompts": sum(ref.count for ref in charter.prompt_sets),
+                "amendments": len(charter.amendments),
+                "closes_at_s": charter.closes_at_s,
+            }
+        self.fill_status(status)
+        return status
+
+
+def member_row(peer_id: str, heartbeat: Heartbeat, seen_s: float) -> dict[str, Any]:
+    """One member as the status shows it; the values are the member's own claims."""
+    return {
+        "peer_id": peer_id,
+        "name": heartbeat.name,
+        "role": heartbeat.role,
+        "model": heartbeat.model,
+        "parameters": heartbeat.parameters,
+        "mode": heartbeat.mode,
+        "state": heartbeat.state,
+        "sampling": heartbeat.sampling,
+        "step": heartbeat.step,
+        "accuracy": heartbeat.accuracy,
+        "reward": heartbeat.reward,
+        "tokens_per_s": heartbeat.tokens_per_s,
+        "groups_made": heartbeat.groups_made,
+        "groups_used": heartbeat.groups_used,
+        "software": heartbeat.software,
+        "peers": heartbeat.peers,
+        "addresses": list(heartbeat.addresses),
+        "seen_s": seen_s,
+    }
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

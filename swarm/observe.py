@@ -1,0 +1,94 @@
+"""A whole swarm seen from outside: `swarm-node status INVITE`, without a running node.
+
+Owns: a short-lived client of the DHT that reads manifest and heartbeats.
+"""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import RemoteProtocolError, UnreachableError
+from swarm.membership import read_swarm
+from swarm.net.exchange import Exchange, ExchangeError
+from swarm.net.overlay import Overlay
+from swarm.node import member_row
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Charter, Invite
+
+
+async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
+    """Members and terms of a swarm, now.
+
+    Raises:
+        UnreachableError: no address of the invite answers; names each one's result.
+    """
+    with tempfile.TemporaryDirectory(prefix="swarm-node-") as folder:
+        identity_path = Path(folder) / "identity.key"
+        overlay = Overlay(
+            Identity.load_or_create(identity_path),
+            identity_path,
+            host="127.0.0.1",
+            port=0,
+            announce=(),
+            runtime_dir=Path(folder),
+            bootstrap=invite.addresses,
+            client=True,
+        )
+        exchange = Exchange(
+            overlay,
+            invite.swarm_id,
+            charter=lambda: None,
+            blob=lambda _: None,
+            on_notice=lambda _peer, _body: None,
+        )
+        try:
+            await overlay.start()
+            charter = await _fetch_charter(overlay, exchange, invite, timeout_s)
+            heartbeats = await read_swarm(overlay, charter)
+        finally:
+            await overlay.stop()
+    now = time.time()
+    members = [
+        member_row(peer_id, heartbeat, now)
+        for peer_id, heartbeat in heartbeats.items()
+        if heartbeat.state != "left"
+    ]
+    manifest = charter.manifest
+    return {
+        "schema": "swarm-node/swarm/1",
+        "swarm": {
+            "id": invite.swarm_id.hex(),
+            "name": manifest.name,
+            "prompts": charter.prompt_count,
+            "amendments": len(charter.amendments),
+            "closes_at_s": charter.closes_at_s,
+            "reward": f"{manifest.reward.name} v{manifest.reward.version}",
+            "tokenizer": manifest.tokenizer.name,
+        },
+        "totals": {
+            "members": len(members),
+            "sampling": sum(m["sampling"] for m in members),
+            "tokens_per_s": round(sum(m["tokens_per_s"] for m in members), 1),
+            "groups_made": sum(m["groups_made"] for m in members),
+        },
+        "members": members,
+    }
+
+
+async def _fetch_charter(
+    overlay: Overlay, exchange: Exchange, invite: Invite, timeout_s: float
+) -> Charter:
+    deadline = time.monotonic() + timeout_s
+    failures: dict[str, str] = {}
+    while True:
+        for peer in overlay.connected():
+            try:
+                return Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
+            except (RemoteProtocolError, ExchangeError) as error:
+                failures[peer] = str(error)
+        if time.monotonic() > deadline:
+            lines = [f"  {k}: {v}" for k, v in {**overlay.dial_results, **failures}.items()]
+            raise UnreachableError("no member of the swarm answers:\n" + "\n".join(lines))
+        await asyncio.sleep(0.1)

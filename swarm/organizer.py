@@ -1,0 +1,330 @@
+"""`swarm-node seed`: make a swarm out of prompt files, serve it, amend it.
+
+Owns: from files and options to a manifest, and the member that signs amendments.
+Does not know: torch; an organizer needs no model, only the tokenizer's files.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.config import NodeConfig
+from swarm.control import Handler
+from swarm.errors import DataError, UsageError
+from swarm.node import Node
+from swarm.paths import DataDir, SwarmDir, write_atomic
+from swarm.prompt_table import RenderedSet, render
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import (
+    Action,
+    AppendPrompts,
+    Charter,
+    CloseSwarm,
+    Manifest,
+    MinimumVersion,
+    PromptSetRef,
+    RewardSpec,
+    SamplingSpec,
+    TemplateSpec,
+    TokenizerSpec,
+)
+from swarm.protocol.prompts import Prompt, encode_prompt_set, read_jsonl
+from swarm.rewards.registry import check_reward
+from swarm.rewards.workers import WorkerPool
+from swarm.text import PLAIN_TEMPLATE, Tokenizer, tokens_sha256
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOptions:
+    """What the organizer decides; everything else is derived from the files."""
+
+    prompts: Path
+    tokenizer: Path
+    name: str = ""
+    held_out: Path | None = None
+    held_out_fraction: float = 0.1
+    out_of_distribution: Path | None = None
+    template: str = "auto"
+    system: str = ""
+    reward: str = "number"
+    reward_params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    temperature: float = 1.0
+    group_size: int = 8
+    max_prompt_tokens: int = 1024
+    max_completion_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    record_shards: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Genesis:
+    """A manifest and the prompt sets that it names, by hex hash."""
+
+    manifest: Manifest
+    sets: dict[str, bytes]
+
+
+def split_held_out(prompts: Sequence[Prompt], fraction: float) -> tuple[list[Prompt], list[Prompt]]:
+    """Split by a hash of the prompt's text, so that the same prompt always falls on one side.
+
+    crc32, since a linear function of the text would correlate with the answers.
+    """
+    training: list[Prompt] = []
+    held_out: list[Prompt] = []
+    for prompt in prompts:
+        key = prompt.prompt if prompt.prompt is not None else json.dumps(prompt.messages)
+        share = zlib.crc32(key.encode()) / 2**32
+        (held_out if share < fraction else training).append(prompt)
+    return training, held_out
+
+
+async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -> Genesis:
+    """Read and check all files, render every prompt, and make the manifest.
+
+    Raises:
+        DataError, UsageError: name the file, line or option, and what would be right.
+    """
+    reward = RewardSpec(name=options.reward, version=1, params=dict(options.reward_params))
+    reward = check_reward(reward)
+    tokenizer = Tokenizer.from_folder(options.tokenizer)
+    training = read_jsonl(options.prompts)
+    held_out: list[Prompt] = []
+    if options.held_out is not None:
+        held_out = read_jsonl(options.held_out)
+    elif options.held_out_fraction > 0:
+        training, held_out = split_held_out(training, options.held_out_fraction)
+        if not training:
+            raise DataError(
+                f"{options.prompts}: nothing is left to train on with "
+                f"--held-out-fraction {options.held_out_fraction}"
+            )
+    _refuse_overlap(training, held_out, options)
+    ood = read_jsonl(options.out_of_distribution) if options.out_of_distribution else []
+    template = _template(options, tokenizer, [*training, *held_out, *ood])
+    sets: dict[str, bytes] = {}
+    async with WorkerPool(1, 120.0) as workers:
+        refs = [
+            await _reference(prompts, template, tokenizer, workers, sets, options.max_prompt_tokens)
+            if prompts
+            else None
+            for prompts in (training, held_out, ood)
+        ]
+    train_ref, held_out_ref, ood_ref = refs
+    if train_ref is None:
+        raise DataError(f"{options.prompts}: holds no prompts")
+    manifest = Manifest(
+        name=options.name or options.prompts.stem[:64],
+        created_s=created_s,
+        organizers=(organizer,),
+        prompts=train_ref,
+        held_out=held_out_ref,
+        out_of_distribution=ood_ref,
+        template=template,
+        tokenizer=TokenizerSpec(
+            fingerprint=tokenizer.fingerprint(),
+            vocab_size=tokenizer.vocab_size,
+            name=options.tokenizer.name,
+        ),
+        sampling=SamplingSpec(
+            temperature=options.temperature,
+            group_size=options.group_size,
+            max_prompt_tokens=options.max_prompt_tokens,
+            max_completion_tokens=options.max_completion_tokens,
+            stop_token_ids=_stop_ids(options, tokenizer),
+        ),
+        reward=reward,
+        record_shards=options.record_shards,
+    )
+    return Genesis(manifest, sets)
+
+
+def store_genesis(genesis: Genesis, options: SeedOptions, data_dir: DataDir) -> SwarmDir:
+    """Write charter, prompt sets and the tokenizer's files where the organizer's node finds them."""
+    swarm_dir = data_dir.swarm(genesis.manifest.swarm_id)
+    for sha256, data in genesis.sets.items():
+        write_atomic(swarm_dir.prompts_dir / f"{sha256}.jsonl", data)
+    for name in TOKENIZER_FILES:
+        if (options.tokenizer / name).is_file():
+            write_atomic(swarm_dir.root / "tokenizer" / name, (options.tokenizer / name).read_bytes())
+    write_atomic(swarm_dir.charter_path, Charter.from_genesis(genesis.manifest).to_bytes())
+    data_dir.current = genesis.manifest.swarm_id
+    return swarm_dir
+
+
+def same_terms(charter: Charter, genesis: Genesis) -> bool:
+    """Whether a swarm made now would have the terms of one made earlier."""
+    before = charter.manifest
+    return genesis.manifest.model_copy(update={"created_s": before.created_s}) == before
+
+
+def parse_action(request: Mapping[str, Any], append: PromptSetRef | None) -> Action:
+    """The amendment that a command asks for.
+
+    Raises:
+        UsageError: it is none of append, close, minimum_version.
+    """
+    if append is not None:
+        return AppendPrompts(prompts=append)
+    if "close_at_s" in request:
+        return CloseSwarm(at_s=float(request["close_at_s"]))
+    if "minimum_version" in request:
+        return MinimumVersion(version=str(request["minimum_version"]))
+    raise UsageError("an amendment appends prompts, closes the swarm, or sets a minimum version")
+
+
+async def amend(
+    charter: Charter, swarm_dir: SwarmDir, identity: Identity, request: Mapping[str, Any]
+) -> Charter:
+    """Sign one amendment; appended prompts are rendered and stored first.
+
+    Args:
+        request: one of {"append": path}, {"close_at_s": Unix time}, {"minimum_version": text}.
+    """
+    append = None
+    if "append" in request:
+        manifest = charter.manifest
+        tokenizer = Tokenizer.from_folder(swarm_dir.root / "tokenizer")
+        sets: dict[str, bytes] = {}
+        async with WorkerPool(1, 120.0) as workers:
+            append = await _reference(
+                read_jsonl(Path(request["append"])),
+                manifest.template,
+                tokenizer,
+                workers,
+                sets,
+                manifest.sampling.max_prompt_tokens,
+            )
+        for sha256, data in sets.items():
+            write_atomic(swarm_dir.prompts_dir / f"{sha256}.jsonl", data)
+    extended = charter.amended(parse_action(request, append), time.time(), identity)
+    write_atomic(swarm_dir.charter_path, extended.to_bytes())
+    return extended
+
+
+class Organizer(Node):
+    """Serves manifest and prompts, is a bootstrap address, signs amendments; trains nothing."""
+
+    role = "organizer"
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        data_dir: DataDir,
+        *,
+        swarm_id: bytes,
+        announce_invite: asyncio.Future[str] | None = None,
+    ) -> None:
+        super().__init__(config, data_dir, swarm_id=swarm_id)
+        self._announce_invite = announce_invite
+
+    async def work(self) -> None:
+        await self.join()
+        if self._announce_invite is not None:
+            self._announce_invite.set_result(await self.invite())
+        await self.unless_stopped(self.membership.run())
+
+    def handlers(self) -> dict[str, Handler]:
+        return {**super().handlers(), "amend": self._amend}
+
+    async def _amend(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        charter = await amend(self.membership.charter, self.swarm_dir, self.identity, request)
+        await self.membership.amend(charter)
+        return {"amendments": len(charter.amendments)}
+
+
+# -- parts of the genesis ------------------------------------------------------------------------
+
+
+async def _reference(
+    prompts: Sequence[Prompt],
+    template: TemplateSpec,
+    tokenizer: Tokenizer,
+    workers: WorkerPool,
+    sets: dict[str, bytes],
+    max_prompt_tokens: int,
+) -> PromptSetRef:
+    rendered: RenderedSet = await render(
+        prompts, template.text, template.system, tokenizer, workers
+    )
+    for prompt, ids in zip(prompts, rendered.token_ids, strict=True):
+        if not 0 < len(ids) <= max_prompt_tokens:
+            raise DataError(
+                f"prompt {prompt.prompt or prompt.messages!r:.80} has {len(ids)} tokens; allowed "
+                f"are 1 to {max_prompt_tokens} (--max-prompt-tokens)"
+            )
+    data = encode_prompt_set(prompts)
+    sha256 = hashlib.sha256(data).hexdigest()
+    sets[sha256] = data
+    return PromptSetRef(
+        sha256=sha256,
+        size_bytes=len(data),
+        count=len(prompts),
+        tokens_sha256=tokens_sha256(rendered.hashes),
+    )
+
+
+def _template(
+    options: SeedOptions, tokenizer: Tokenizer, prompts: Sequence[Prompt]
+) -> TemplateSpec:
+    """`auto`: the tokenizer's chat template where a prompt has messages, else the plain text."""
+    kind = options.template
+    chat = any(prompt.messages is not None for prompt in prompts)
+    if kind == "auto":
+        kind = "chat" if chat else "plain"
+    if kind == "plain":
+        if chat:
+            raise UsageError(
+                "--template plain takes prompts with `prompt`; some have `messages`: use chat"
+            )
+        return TemplateSpec(text=PLAIN_TEMPLATE, system=options.system)
+    if kind == "chat":
+        if not tokenizer.chat_template:
+            raise DataError(
+                f"{options.tokenizer}: the tokenizer has no chat template; "
+                "use --template plain or --template FILE"
+            )
+        return TemplateSpec(text=tokenizer.chat_template, system=options.system)
+    path = Path(kind)
+    if not path.is_file():
+        raise UsageError(f"--template {kind}: neither auto, plain, chat nor a file")
+    return TemplateSpec(text=path.read_text(encoding="utf-8"), system=options.system)
+
+
+def _stop_ids(options: SeedOptions, tokenizer: Tokenizer) -> tuple[int, ...]:
+    names = options.stop or ((tokenizer.eos_token,) if tokenizer.eos_token else ())
+    ids = set()
+    for name in names:
+        token_id = tokenizer.token_to_id(name)
+        if token_id is None:
+            raise UsageError(f"--stop {name}: the tokenizer has no such token")
+        ids.add(token_id)
+    if not ids:
+        raise UsageError(
+            f"{options.tokenizer}: the tokenizer names no end-of-sequence token; give --stop TOKEN"
+        )
+    return tuple(sorted(ids))
+
+
+def _refuse_overlap(
+    training: Sequence[Prompt], held_out: Sequence[Prompt], options: SeedOptions
+) -> None:
+    texts = {(prompt.prompt, prompt.messages and json.dumps(prompt.messages)) for prompt in training}
+    for prompt in held_out:
+        if (prompt.prompt, prompt.messages and json.dumps(prompt.messages)) in texts:
+            raise DataError(
+                f"{options.held_out}: {prompt.prompt or prompt.messages!r:.80} stands in "
+                f"{options.prompts} too; held-out prompts must not be trained on"
+            )
+
+

@@ -1,0 +1,249 @@
+"""Where a node keeps its things, and the lock that keeps a second node away from them.
+
+Owns: the layout of the data directory and of the runtime directory (sockets).
+Does not know: what the files hold.
+
+    <data>/identity.key            who this node is
+    <data>/lock                    held while a node runs; holds its pid
+    <data>/current                 the swarm that a bare `swarm-node join` resumes
+    <data>/port                    the port used last
+    <data>/swarms/<id>/            one swarm
+        charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
+        peers.json                 addresses of members seen
+        node.toml, invite          how it was joined
+        rollouts/                  blobs by content hash
+        runs/<number>/             one run: run.json, steps.jsonl, metrics.jsonl, learner.log,
+                                   checkpoints/
+    <data>/logs/
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from swarm.errors import ConfigError, TryAgainError
+
+APP = "swarm-node"
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/swarm-node`, or `~/.local/share/swarm-node`."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / APP
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file as a whole: a reader sees the old bytes or the new ones, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """`write_atomic` of indented JSON."""
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+class DataDir:
+    """The data directory of one node.
+
+    Args:
+        root: the folder; created with mode 0700 where missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self._lock_fd: int | None = None
+
+    @property
+    def identity_path(self) -> Path:
+        return self.root / "identity.key"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def port_path(self) -> Path:
+        return self.root / "port"
+
+    @property
+    def log_path(self) -> Path:
+        return self.root / "logs" / "node.log"
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Folder of this node's sockets: short (a socket's path has at most 107 bytes), private."""
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
+        base = os.environ.get("XDG_RUNTIME_DIR")
+        if base and len(base) <= 40 and Path(base).is_dir():
+            return Path(base) / APP / digest
+        return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}" / digest
+
+    @property
+    def control_socket(self) -> Path:
+        return self.runtime_dir / "control.sock"
+
+    def create(self) -> None:
+        """Make the folders.
+
+        Raises:
+            ConfigError: the place cannot be written, or the runtime folder belongs to another user.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (self.runtime_dir.parent, self.runtime_dir):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if folder.stat().st_uid != os.getuid():
+                    raise ConfigError(f"{folder} belongs to another user; set XDG_RUNTIME_DIR")
+                folder.chmod(0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"data directory {self.root} cannot be made: {error}; choose another --data-dir"
+            ) from None
+
+    def lock(self) -> None:
+        """Take the directory for this process until it ends.
+
+        Raises:
+            TryAgainError: another process holds it; the message names its pid.
+        """
+        self.create()
+        fd = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise TryAgainError(
+                f"data directory {self.root} is in use by the node with pid {pid}; "
+                "stop it, or give this one another --data-dir"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        """Give the directory back."""
+        if self._lock_fd is not None:
+            os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def swarm(self, swarm_id: bytes) -> "SwarmDir":
+        return SwarmDir(self.root / "swarms" / swarm_id.hex())
+
+    @property
+    def current(self) -> bytes | None:
+        """Id of the swarm used last, or None."""
+        try:
+            return bytes.fromhex((self.root / "current").read_text().strip())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    @current.setter
+    def current(self, swarm_id: bytes) -> None:
+        write_atomic(self.root / "current", swarm_id.hex().encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmDir:
+    """Everything that a node keeps of one swarm."""
+
+    root: Path
+
+    @property
+    def charter_path(self) -> Path:
+        return self.root / "charter.bin"
+
+    @property
+    def prompts_dir(self) -> Path:
+        return self.root / "prompts"
+
+    @property
+    def peers_path(self) -> Path:
+        return self.root / "peers.json"
+
+    @property
+    def invite_path(self) -> Path:
+        return self.root / "invite"
+
+    @property
+    def config_path(self) -> Path:
+        return self.root / "node.json"
+
+    @property
+    def rollouts_dir(self) -> Path:
+        return self.root / "rollouts"
+
+    def load_peers(self) -> list[str]:
+        """Addresses of members seen earlier, newest first; empty where there is no usable list."""
+        try:
+            value = json.loads(self.peers_path.read_text())
+        except (FileNotFoundError, ValueError):
+            return []
+        return [a for a in value.get("addresses", []) if isinstance(a, str)]
+
+    def save_peers(self, addresses: list[str]) -> None:
+        write_json(self.peers_path, {"addresses": addresses[:64]})
+
+    def runs(self) -> list["RunDir"]:
+        """All runs, oldest first."""
+        folder = self.root / "runs"
+        names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        return [RunDir(folder / name) for name in names if name.isdigit()]
+
+    def new_run(self) -> "RunDir":
+        last = int(self.runs()[-1].root.name) if self.runs() else 0
+        return RunDir.create(self.root / "runs" / f"{last + 1:04d}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run of one model in one swarm."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path) -> Self:
+        root.mkdir(parents=True)
+        return cls(root)
+
+    @property
+    def record_path(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def steps_path(self) -> Path:
+        return self.root / "steps.jsonl"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.root / "checkpoints"
+
+    def record(self) -> dict[str, Any] | None:
+        """run.json, or None where the run never got that far."""
+        try:
+            value = json.loads(self.record_path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None

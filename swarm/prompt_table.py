@@ -1,0 +1,130 @@
+"""The swarm's prompts as this node's tokenizer renders them.
+
+Owns: rendering and tokenizing prompt sets, and the check that this node's tokenizer is the swarm's.
+Does not know: where the sets come from, what is done with the prompts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.config import LimitsSection
+from swarm.errors import ConfigError, DataError
+from swarm.protocol.manifest import Manifest, PromptSetRef
+from swarm.protocol.prompts import Prompt
+from swarm.rewards.workers import WorkerPool
+from swarm.text import Tokenizer, prompt_hash, tokens_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedSet:
+    """One prompt set: prompts, their token ids (int32 arrays), and the hashes of those."""
+
+    prompts: tuple[Prompt, ...]
+    token_ids: tuple[np.ndarray, ...]
+    hashes: tuple[bytes, ...]
+
+
+class PromptTable:
+    """Training prompts of all sets in order; the index is the prompt id."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Prompt] = []
+        self._token_ids: list[np.ndarray] = []
+        self.hashes: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def append(self, rendered: RenderedSet) -> None:
+        """Add a set behind those that are there."""
+        self.prompts.extend(rendered.prompts)
+        self._token_ids.extend(rendered.token_ids)
+        self.hashes.extend(rendered.hashes)
+
+    def token_ids(self, prompt_id: int) -> np.ndarray:
+        """Token ids of a prompt, int32 (L,)."""
+        return self._token_ids[prompt_id]
+
+    def prompt_hash(self, prompt_id: int) -> bytes:
+        """sha256 over the prompt's token ids as little-endian int32."""
+        return self.hashes[prompt_id]
+
+
+async def render(
+    prompts: Sequence[Prompt], manifest_template: str, system: str, tokenizer: Tokenizer,
+    workers: WorkerPool,
+) -> RenderedSet:
+    """Render and tokenize prompts.
+
+    Raises:
+        DataError: the template fails, or takes too long.
+    """
+    texts = await workers.render(manifest_template, system, prompts)
+    token_ids = tuple(np.asarray(tokenizer.encode(text), dtype=np.int32) for text in texts)
+    return RenderedSet(tuple(prompts), token_ids, tuple(prompt_hash(ids) for ids in token_ids))
+
+
+async def render_checked(
+    ref: PromptSetRef,
+    prompts: Sequence[Prompt],
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    workers: WorkerPool,
+) -> RenderedSet:
+    """Render a set of the swarm, and check that its token ids are what the organizer's are.
+
+    Raises:
+        DataError: they differ, although the vocabularies agree.
+    """
+    rendered = await render(
+        prompts, manifest.template.text, manifest.template.system, tokenizer, workers
+    )
+    mine = tokens_sha256(rendered.hashes)
+    if mine != ref.tokens_sha256:
+        raise DataError(
+            f"this model's tokenizer splits the swarm's prompts otherwise than "
+            f"{manifest.tokenizer.name!r} does: token hash {mine[:16]} of prompt set "
+            f"{ref.sha256[:16]}, expected {ref.tokens_sha256[:16]}; use a model of that family"
+        )
+    return rendered
+
+
+def check_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str) -> None:
+    """Refuse a model whose vocabulary is not the swarm's.
+
+    Raises:
+        DataError: names both tokenizers.
+    """
+    mine = tokenizer.fingerprint()
+    if mine != manifest.tokenizer.fingerprint:
+        raise DataError(
+            f"tokenizer mismatch: the model {name!r} has fingerprint {mine[:16]} with "
+            f"{tokenizer.vocab_size} tokens, the swarm uses {manifest.tokenizer.name!r} with "
+            f"fingerprint {manifest.tokenizer.fingerprint[:16]} and "
+            f"{manifest.tokenizer.vocab_size} tokens; join with a model of that family"
+        )
+
+
+def check_limits(manifest: Manifest, sets: Sequence[PromptSetRef], limits: LimitsSection) -> None:
+    """Refuse a swarm that asks for more than this node allows.
+
+    Raises:
+        ConfigError: names the manifest's value and the limit to raise.
+    """
+    sampling = manifest.sampling
+    total_mb = sum(ref.size_bytes for ref in sets) / 1e6
+    for what, value, field, limit in (
+        ("prompts of up to", sampling.max_prompt_tokens, "max_prompt_tokens",
+         limits.max_prompt_tokens),
+        ("completions of up to", sampling.max_completion_tokens, "max_completion_tokens",
+         limits.max_completion_tokens),
+        ("groups of", sampling.group_size, "max_group_size", limits.max_group_size),
+        ("MB of prompts:", total_mb, "max_download_mb", limits.max_download_mb),
+    ):
+        if value > limit:
+            raise ConfigError(
+                f"the swarm {manifest.name!r} asks for {what} {value:g}; this node allows {limit}. "
+                f"Raise limits.{field} in node.toml if you agree"
+            )

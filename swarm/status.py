@@ -1,0 +1,180 @@
+"""What `swarm-node status` shows: one node's snapshot, or the members of a swarm.
+
+Owns: rendering of snapshots for a terminal, and the health verdict.
+Does not know: where a snapshot comes from. Everything that a peer wrote passes `terminal.safe`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.errors import ExitCode
+from swarm.terminal import safe, sparkline
+
+
+def health(status: Mapping[str, Any]) -> ExitCode:
+    """0 where all is well, 4 where the status names a problem."""
+    return ExitCode.DEGRADED if status["problems"] else ExitCode.OK
+
+
+def ago(seconds: float) -> str:
+    """A duration as people say it: 12 s, 5 min, 3 h, 2 d."""
+    for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0.0, seconds) / divisor:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: 512 B, 3.1 MB."""
+    for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def number(count: float | None) -> str:
+    """A count in few characters: 812, 3.4k, 1.5M; `-` for none."""
+    if count is None:
+        return "-"
+    for divisor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= divisor:
+            return f"{count / divisor:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+def share(value: float | None) -> str:
+    """A fraction with three digits; `-` for none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def node_view(status: Mapping[str, Any], now_s: float | None = None) -> RenderableType:
+    """The screen for one node."""
+    now = time.time() if now_s is None else now_s
+    node, activity, network = status["node"], status["activity"], status["network"]
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    if status["problems"]:
+        rows.add_row("health", Text("; ".join(safe(p, 300) for p in status["problems"]), "red"))
+    else:
+        alone = status.get("alone") and "training" in status
+        rows.add_row("health", Text("ok, training alone" if alone else "ok", "green"))
+    waiting = f", waiting for {safe(activity['waiting_for'], 200)}" if activity["waiting_for"] else ""
+    rows.add_row("doing", f"{activity['doing']} for {ago(now - activity['since_s'])}{waiting}")
+    swarm = status["swarm"]
+    terms = f", {swarm['prompts']} prompts" if "prompts" in swarm else ""
+    if swarm.get("closes_at_s") is not None:
+        closes = swarm["closes_at_s"]
+        terms += ", closed" if closes <= now else f", closes in {ago(closes - now)}"
+    rows.add_row("swarm", f"{safe(swarm.get('name', ''), 64)} {swarm['id'][:16]}{terms}")
+    rows.add_row(
+        "node",
+        f"{safe(node['name'], 64)} ({node['role']}), {node['peer_id']}, pid {node['pid']}, "
+        f"version {node['version']}, up {ago(now - node['started_s'])}",
+    )
+    if "model" in status:
+        model = status["model"]
+        rows.add_row(
+            "model",
+            f"{safe(model['path'], 200)}, {model['mode']}, "
+            f"{number(model.get('trainable'))} of {number(model.get('parameters'))} parameters "
+            f"trained, {model.get('dtype', '?')} on {model.get('device', '?')}",
+        )
+    if "training" in status:
+        _training_rows(rows, status)
+    resources = status["resources"]
+    rows.add_row(
+        "uses",
+        f"memory {size(resources['node_memory_bytes'])} + "
+        f"{size(resources['children_memory_bytes'])} in child processes, rollouts on disk "
+        f"{size(resources['rollouts_bytes'])}, disk free {size(resources['disk_free_bytes'])}",
+    )
+    rows.add_row("connected", f"{network['connected']} members")
+    if not network["connected"]:
+        for address, result in network["dial"].items():
+            rows.add_row("", f"{safe(address, 120)}: {safe(result, 200)}")
+    parts: list[RenderableType] = [rows]
+    if status["members"]:
+        parts += [Text(), members_table(status["members"], now)]
+    return Group(*parts)
+
+
+def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
+    training, exchange = status["training"], status["exchange"]
+    limit = f" of {training['max_steps']}" if training["max_steps"] else ""
+    rows.add_row("step", f"{training['step']}{limit}, {training['tokens_per_s']:.0f} tokens/s sampled")
+    curve = [point["held_out"] for point in training["accuracies"] if "held_out" in point]
+    rows.add_row(
+        "accuracy",
+        f"{share(training['accuracy'])} (start {share(training['accuracy_start'])}) "
+        f"{sparkline(curve, 32)}",
+    )
+    rewards = training["rewards"]
+    rows.add_row("reward", f"{share(rewards[-1] if rewards else None)} {sparkline(rewards, 32)}")
+    rows.add_row(
+        "gave",
+        f"{training['groups_made']} groups, {number(training['tokens_sampled'])} tokens, "
+        f"{size(training['bytes_published'])}",
+    )
+    rejected = exchange["rejected_by_reason"]
+    why = f" ({', '.join(f'{k} {v}' for k, v in rejected.items())})" if rejected else ""
+    rows.add_row(
+        "got",
+        f"{exchange['groups_accepted']} groups accepted, {exchange['groups_rejected']} rejected{why}, "
+        f"{size(exchange['bytes_fetched'])}",
+    )
+    rows.add_row(
+        "trained on",
+        f"{training['own_samples_trained']} own and {training['foreign_samples_trained']} foreign "
+        f"samples ({training['foreign_share']:.0%} foreign), "
+        f"{training['samples_filtered']} filtered, "
+        f"{training['steps_without_signal']} steps without a signal",
+    )
+
+
+def members_table(members: Sequence[Mapping[str, Any]], now_s: float) -> Table:
+    """All members with what they say of themselves."""
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for column, justify in (
+        ("member", "left"), ("peer", "left"), ("role", "left"), ("model", "left"), ("mode", "left"),
+        ("step", "right"), ("accuracy", "right"), ("tokens/s", "right"), ("made", "right"),
+        ("used", "right"), ("state", "left"), ("seen", "right"), ("version", "left"),
+    ):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for member in sorted(members, key=lambda m: (m["role"], m["name"], m["peer_id"])):
+        table.add_row(
+            safe(member["name"], 24),
+            f"..{member['peer_id'][-6:]}",
+            safe(member["role"], 10),
+            safe(member["model"], 24),
+            safe(member["mode"], 8),
+            number(member["step"]),
+            share(member["accuracy"]),
+            number(member["tokens_per_s"]),
+            number(member["groups_made"]),
+            number(member["groups_used"]),
+            safe(member["state"], 24),
+            ago(now_s - member["seen_s"]),
+            safe(member["software"], 12),
+        )
+    return table
+
+
+def swarm_view(snapshot: Mapping[str, Any], now_s: float | None = None) -> RenderableType:
+    """The screen for a whole swarm (`swarm-node status INVITE`)."""
+    now = time.time() if now_s is None else now_s
+    swarm, totals = snapshot["swarm"], snapshot["totals"]
+    head = Text(
+        f"{safe(swarm['name'], 64)}  {swarm['id'][:16]}  {swarm['prompts']} prompts  "
+        f"{totals['members']} members, {totals['sampling']} sampling, "
+        f"{number(totals['tokens_per_s'])} tokens/s, {number(totals['groups_made'])} groups made"
+    )
+    closes = swarm["closes_at_s"]
+    if closes is not None:
+        head.append("  closed" if closes <= now else f"  closes in {ago(closes - now)}")
+    return Group(head, Text(), members_table(snapshot["members"], now))

@@ -1,0 +1,483 @@
+"""The loop of a node: sample own prompts, publish, compose a batch, train, evaluate, checkpoint.
+
+Owns: the order of these, the publisher's cursor, the counters, the run's logs.
+Does not know: how groups travel (a `publish` callback), tensors (the learner's).
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
+
+from swarm.config import NodeConfig
+from swarm.errors import LearnerError
+from swarm.learner import LearnerProcess
+from swarm.paths import RunDir, write_atomic
+from swarm.protocol.codec import blob_hash, encode_group
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Charter
+from swarm.protocol.ownership import owner
+from swarm.protocol.pool import Pool, PooledGroup
+from swarm.protocol.prompts import Cursor, next_prompts
+from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 3600.0
+"""Longest time that one call to the learner may take before it counts as hung."""
+
+HISTORY = 512
+"""Points of the accuracy and reward curves kept in memory and in the checkpoint."""
+
+
+class Prompts(Protocol):
+    """The rendered prompts of the swarm (swarm.prompt_table.PromptTable)."""
+
+    def __len__(self) -> int: ...
+    def token_ids(self, prompt_id: int) -> np.ndarray: ...
+    def prompt_hash(self, prompt_id: int) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this node did since the run began; survives restarts with the checkpoint."""
+
+    groups_made: int = 0
+    own_trained: int = 0
+    foreign_seen: int = 0
+    foreign_trained: int = 0
+    samples_filtered: int = 0
+    steps_without_signal: int = 0
+    steps_skipped_nonfinite: int = 0
+    tokens_sampled: int = 0
+    tokens_trained: int = 0
+    bytes_published: int = 0
+    truncated: int = 0
+    seconds: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Activity:
+    """What the loop is doing, since when (Unix seconds), and what it waits for."""
+
+    doing: str = "starting"
+    since_s: float = field(default_factory=time.time)
+    waiting_for: str = ""
+
+    def set(self, doing: str, waiting_for: str = "") -> None:
+        if (doing, waiting_for) != (self.doing, self.waiting_for):
+            self.doing, self.waiting_for, self.since_s = doing, waiting_for, time.time()
+
+
+class TrainingLoop:
+    """Drives the learner.
+
+    Args:
+        samplers: live peers that sample, this node not included.
+        publish: makes a stored blob known to the others.
+        score: rewards of groups, computed here.
+        grade: rewards of greedy completions of the held-out prompts: (name of the set, texts' ids).
+        on_progress: called after each step and evaluation.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        run_dir: RunDir,
+        learner: LearnerProcess,
+        pool: Pool,
+        *,
+        charter: Callable[[], Charter],
+        prompts: Prompts,
+        evaluation: Mapping[str, Sequence[np.ndarray]],
+        samplers: Callable[[], list[str]],
+        publish: Callable[[list[tuple[bytes, bytes, RolloutGroup]]], None],
+        score: Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]],
+        grade: Callable[[str, Sequence[tuple[np.ndarray, bool]]], Awaitable[list[float]]],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._run_dir = run_dir
+        self._learner = learner
+        self.pool = pool
+        self._charter = charter
+        self._prompts = prompts
+        self._evaluation = evaluation
+        self._samplers = samplers
+        self._publish = publish
+        self._score = score
+        self._grade = grade
+        self._on_progress = on_progress
+        self._config_digest = config.digest()
+        self._cursor = Cursor(epoch=0, after=-1)
+        self._step_seconds = 1.0
+        self._evaluated_step = -1
+        self._checkpointed_step = -1
+        self.closing = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.activity = Activity()
+        self.counts = Counts()
+        self.step = 0
+        self.rewards: deque[float] = deque(maxlen=HISTORY)
+        self.accuracies: list[dict[str, float]] = []
+        self.last_report: dict[str, Any] = {}
+        self.tokens_per_s = 0.0
+        self.model: dict[str, Any] = {}
+        self.finished = ""
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def sampling(self) -> bool:
+        """Whether others should leave prompts to this node."""
+        return bool(self.model) and not self.finished and self._learner.alive
+
+    @property
+    def max_age_s(self) -> float:
+        """How old a group may be, in seconds."""
+        pool = self._config.pool
+        return max(pool.max_age_s, pool.max_age_steps * self._step_seconds)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last held-out accuracy."""
+        return self.accuracies[-1].get("held_out") if self.accuracies else None
+
+    def _node_state(self) -> bytes:
+        counts = asdict(self.counts)
+        state = {
+            "cursor": [self._cursor.epoch, self._cursor.after],
+            "seen": self.pool.export_seen(),
+            "counts": counts,
+            "accuracies": self.accuracies[-HISTORY:],
+            "rewards": list(self.rewards),
+            "evaluated_step": self._evaluated_step,
+        }
+        packed: bytes = msgpack.packb(state)
+        return packed
+
+    def _restore(self, packed: bytes) -> None:
+        state = msgpack.unpackb(packed)
+        self._cursor = Cursor(*state["cursor"])
+        self.pool.import_seen(state["seen"])
+        known = {f.name for f in fields(Counts)}
+        values = {k: v for k, v in state["counts"].items() if k in known}
+        self.counts = Counts(**{**values, "seconds": Counter(values.get("seconds", {}))})
+        self.accuracies = state["accuracies"]
+        self.rewards.extend(state["rewards"])
+        self._evaluated_step = state["evaluated_step"]
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Train until `stopping` is set; then write a checkpoint and return.
+
+        A dead or failing learner is restarted from its last checkpoint, with backoff.
+        """
+        delay = 1.0
+        while not self.stopping.is_set():
+            try:
+                await self._start_learner()
+                delay = 1.0
+                while not self.stopping.is_set():
+                    await self._turn()
+                await self._checkpoint()
+            except LearnerError as error:
+                if self.stopping.is_set():
+                    log.warning("the learner failed while stopping: %s", error)
+                    return
+                log.error("learner failed: %s; restarting it in %.0f s", error, delay)
+                self.model = {}
+                self.activity.set("learner down", f"restart in {delay:.0f} s: {error}"[:500])
+                self._on_progress()
+                await self._wait(self.stopping, delay)
+                delay = min(delay * 2, 60.0)
+
+    async def _turn(self) -> None:
+        """One thing: a step, a call to the engine, or the end of the run."""
+        if self.finished:
+            await self._wait(self.stopping, 1.0)
+            return
+        if self.closing.is_set() or 0 < self._config.train.max_steps <= self.step:
+            await self._finish("the swarm is closed" if self.closing.is_set() else "step limit reached")
+            return
+        if self._evaluated_step < 0:
+            await self._evaluate()
+        self.pool.expire(time.monotonic(), self.max_age_s)
+        live = 1 + len(self._samplers())
+        missing_own = self.pool.own_minimum(live) - self.pool.own_count
+        missing = self._config.train.groups_per_step - len(self.pool)
+        if max(missing_own, missing) > 0:
+            await self._sample(max(missing_own, missing))
+            return
+        batch = self.pool.compose(live)
+        if batch is None:
+            await self._sample(1)
+            return
+        await self._train(batch)
+        every = self._config.eval.every_steps
+        if every and self.step % every == 0:
+            await self._evaluate()
+        if self.step % self._config.checkpoint.every_steps == 0:
+            await self._checkpoint()
+
+    async def _finish(self, reason: str) -> None:
+        log.info("%s: evaluating and keeping the result", reason)
+        if self._evaluated_step != self.step:
+            await self._evaluate()
+        await self._checkpoint()
+        self.finished = reason
+        self.activity.set("finished", reason)
+        self._on_progress()
+
+    async def _start_learner(self) -> None:
+        self.activity.set("loading the model")
+        manifest = self._charter().manifest
+        await self._learner.start()
+        self.model = {}
+        answer = await self._learner.call(
+            "init",
+            timeout_s=CALL_TIMEOUT_S,
+            config=self._config.model_dump(mode="json"),
+            run_dir=str(self._run_dir.root),
+            vocab_size=manifest.tokenizer.vocab_size,
+            stop_token_ids=list(manifest.sampling.stop_token_ids),
+            temperature=manifest.sampling.temperature,
+        )
+        first = not self.step
+        self.step = answer["step"]
+        if first and answer["node_state"]:
+            self._restore(answer["node_state"])
+            log.info("resumed at step %d", self.step)
+        self._checkpointed_step = self.step if answer["node_state"] else -1
+        self.model = {k: v for k, v in answer.items() if k not in ("ok", "node_state", "step")}
+        log.info("model ready: %s", self.model)
+        self._on_progress()
+
+    async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
+        started = time.monotonic()
+        self.activity.set(phase)
+        answer = await self._learner.call(op, timeout_s=CALL_TIMEOUT_S, **arguments)
+        self.counts.seconds[phase] += time.monotonic() - started
+        return answer
+
+    # -- sampling --------------------------------------------------------------------------------
+
+    async def _sample(self, wanted: int) -> None:
+        """Sample this node's next prompts, publish the groups, and put them into the pool."""
+        charter, sampling = self._charter(), self._charter().manifest.sampling
+        swarm_id, me = charter.manifest.swarm_id, self._identity.peer_id
+        peers = [*self._samplers(), me]
+        chosen, cursor = next_prompts(
+            swarm_id,
+            self._cursor,
+            len(self._prompts),
+            lambda epoch, prompt_id: owner(swarm_id, epoch, prompt_id, peers) == me,
+            limit=min(wanted, self._config.engine.prompts_per_call),
+        )
+        if not chosen:
+            raise LearnerError("the swarm has no prompts for this node to sample")
+        answer = await self._call(
+            "sampling",
+            "sample",
+            prompts=[self._prompts.token_ids(prompt_id).tolist() for _, prompt_id in chosen],
+            n=sampling.group_size,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_completion_tokens,
+            stop_token_ids=list(sampling.stop_token_ids),
+            seeds=[self._seed(epoch, prompt_id) for epoch, prompt_id in chosen],
+        )
+        self._cursor = cursor
+        groups = [
+            RolloutGroup(
+                swarm_id=swarm_id,
+                publisher=me,
+                epoch=epoch,
+                prompt_id=prompt_id,
+                prompt_sha256=self._prompts.prompt_hash(prompt_id),
+                policy_step=answer["policy_step"],
+                created_ms=int(time.time() * 1000),
+                temperature=sampling.temperature,
+                rollouts=tuple(_rollout(item) for item in items),
+                claimed_rewards=np.zeros(len(items), np.float32),
+            )
+            for (epoch, prompt_id), items in zip(chosen, answer["groups"], strict=True)
+        ]
+        rewards = await self._score(groups)
+        published = []
+        for group, reward in zip(groups, rewards, strict=True):
+            group = group.with_claimed_rewards(reward)
+            blob = encode_group(group, self._identity)
+            digest = blob_hash(blob)
+            published.append((digest, blob, group))
+            self.pool.add(
+                PooledGroup(
+                    hash=digest,
+                    publisher=me,
+                    own=True,
+                    group=group,
+                    rewards=reward,
+                    prompt_token_ids=self._prompts.token_ids(group.prompt_id),
+                    arrived_s=time.monotonic(),
+                )
+            )
+            self.counts.groups_made += 1
+            self.counts.tokens_sampled += group.n_tokens
+            self.counts.bytes_published += len(blob)
+            self.counts.truncated += sum(r.finish is Finish.LENGTH for r in group.rollouts)
+        self._publish(published)
+        self.rewards.append(float(np.mean([reward.mean() for reward in rewards])))
+        rate = answer["tokens"] / max(answer["seconds"], 1e-6)
+        self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
+
+    def _seed(self, epoch: int, prompt_id: int) -> int:
+        text = f"{self._config.node.seed} {self._identity.peer_id} {epoch} {prompt_id}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    # -- training --------------------------------------------------------------------------------
+
+    async def _train(self, batch: Sequence[PooledGroup]) -> None:
+        started = time.monotonic()
+        report = await self._call(
+            "training",
+            "train",
+            groups=[
+                {
+                    "hash": item.hash,
+                    "publisher": item.publisher,
+                    "own": item.own,
+                    "prompt_ids": item.prompt_token_ids.tolist(),
+                    "rollouts": [
+                        {
+                            "ids": rollout.token_ids.astype("<i4").tobytes(),
+                            "logprobs": rollout.logprobs.astype("<f4").tobytes(),
+                            "finish": int(rollout.finish),
+                        }
+                        for rollout in item.group.rollouts
+                    ],
+                    "rewards": item.rewards.astype("<f4").tobytes(),
+                }
+                for item in batch
+            ],
+        )
+        report.pop("ok", None)
+        self.step = report["step"]
+        self.last_report = report
+        self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
+        counts = self.counts
+        counts.own_trained += report["own_trained"]
+        counts.foreign_seen += report["foreign_samples"]
+        counts.foreign_trained += report["foreign_trained"]
+        counts.samples_filtered += report["dropped_advantage"] + report["dropped_kl"]
+        counts.tokens_trained += report["tokens"]
+        counts.steps_without_signal += not report["stepped"]
+        counts.steps_skipped_nonfinite += bool(report.get("nonfinite_gradient"))
+        self._append(
+            self._run_dir.steps_path,
+            {
+                "step": self.step,
+                "time_s": round(time.time(), 3),
+                "config": self._config_digest,
+                "charter": len(self._charter().amendments),
+                "stepped": report["stepped"],
+                "groups": [
+                    {
+                        "hash": item.hash.hex(),
+                        "publisher": item.publisher,
+                        "own": item.own,
+                        "epoch": item.group.epoch,
+                        "prompt_id": item.group.prompt_id,
+                        "policy_step": item.group.policy_step,
+                        "rewards": [round(float(r), 6) for r in item.rewards],
+                    }
+                    for item in batch
+                ],
+            },
+        )
+        self._append(self._run_dir.metrics_path, {"time_s": round(time.time(), 3), **report})
+        log.info(
+            "step %d: loss %.4f, kept %d of %d samples (%d of peers), reward %.3f",
+            self.step,
+            report["loss"],
+            report["own_trained"] + report["foreign_trained"],
+            sum(len(item.rewards) for item in batch),
+            report["foreign_trained"],
+            self.rewards[-1] if self.rewards else 0.0,
+        )
+        self._on_progress()
+
+    async def _evaluate(self) -> None:
+        """Greedy accuracy on the evaluation sets; the share of prompts with the full reward."""
+        sampling = self._charter().manifest.sampling
+        point: dict[str, float] = {"step": self.step, "time_s": round(time.time(), 3)}
+        for name, prompts in self._evaluation.items():
+            answer = await self._call(
+                "evaluating",
+                "greedy",
+                prompts=[ids.tolist() for ids in prompts],
+                max_new_tokens=sampling.max_completion_tokens,
+                stop_token_ids=list(sampling.stop_token_ids),
+            )
+            stops = set(sampling.stop_token_ids)
+            completions = []
+            for packed in answer["completions"]:
+                ids = np.frombuffer(packed, "<i4")
+                completions.append((ids, bool(len(ids)) and int(ids[-1]) in stops))
+            grades = await self._grade(name, completions)
+            point[name] = round(float(np.mean([grade >= 1.0 for grade in grades])), 4)
+        self._evaluated_step = self.step
+        if len(point) > 2:
+            self.accuracies.append(point)
+            self._append(self._run_dir.metrics_path, {"evaluation": True, **point})
+            log.info("step %d: accuracy %s", self.step, point)
+        self._on_progress()
+
+    async def _checkpoint(self) -> None:
+        if self.step == self._checkpointed_step:
+            return
+        await self._call(
+            "writing a checkpoint",
+            "checkpoint",
+            path=str(self._run_dir.checkpoints_dir),
+            node_state=self._node_state(),
+            accuracy=self.accuracy if self._evaluated_step == self.step else None,
+        )
+        self._checkpointed_step = self.step
+
+    # -- small things ----------------------------------------------------------------------------
+
+    @staticmethod
+    def _append(path: Any, record: Mapping[str, Any]) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    @staticmethod
+    async def _wait(event: asyncio.Event, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return
+
+
+def _rollout(item: Mapping[str, Any]) -> Rollout:
+    return Rollout(
+        token_ids=np.frombuffer(item["ids"], "<i4"),
+        logprobs=np.frombuffer(item["logprobs"], "<f4"),
+        finish=Finish(item["finish"]),
+    )
+
+
+def write_run_record(run_dir: RunDir, record: Mapping[str, Any]) -> None:
+    """Store what a run was started with (config, versions, seeds, revision)."""
+    write_atomic(run_dir.record_path, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode())

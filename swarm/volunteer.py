@@ -1,0 +1,470 @@
+"""`swarm-node join`: a member that samples, exchanges and trains.
+
+Owns: what a volunteer does beside being a member: prompts, learner, pool, gathering, announcing.
+Does not know: torch; the learner process does.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm import __version__, model_files
+from swarm.announce import Announcer
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, DataError, RemoteProtocolError
+from swarm.gather import Gatherer
+from swarm.learner import LearnerProcess
+from swarm.node import Node, Stopped
+from swarm.paths import DataDir, RunDir
+from swarm.prompt_table import (
+    PromptTable,
+    RenderedSet,
+    check_limits,
+    check_tokenizer,
+    render_checked,
+)
+from swarm.protocol.manifest import PromptSetRef, RewardSpec
+from swarm.protocol.peers import PeerTable
+from swarm.protocol.pool import Pool
+from swarm.protocol.prompts import decode_prompt_set
+from swarm.protocol.records import Announcement, GroupRef
+from swarm.protocol.rollout import Finish, RolloutGroup
+from swarm.protocol.verify import verify_group
+from swarm.rewards.workers import WorkerPool
+from swarm.text import Tokenizer
+from swarm.training import TrainingLoop, write_run_record
+
+log = logging.getLogger(__name__)
+
+TRACKED_PACKAGES = ("hivemind", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
+
+
+class Volunteer(Node):
+    """A node with a model.
+
+    Args:
+        new_run: start from the model's own weights even where an earlier run could be resumed.
+    """
+
+    role = "volunteer"
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        data_dir: DataDir,
+        *,
+        swarm_id: bytes,
+        addresses: tuple[str, ...] = (),
+        fail_fast: bool = False,
+        new_run: bool = False,
+    ) -> None:
+        super().__init__(
+            config, data_dir, swarm_id=swarm_id, addresses=addresses, fail_fast=fail_fast
+        )
+        self._new_run = new_run
+        self.prompts = PromptTable()
+        self.peers = PeerTable()
+        self.pool = Pool(config.train.groups_per_step)
+        self._evaluation: dict[str, RenderedSet] = {}
+        self._stage = "looking for members"
+        self._stage_since_s = time.time()
+        self._close_timer: asyncio.TimerHandle | None = None
+        self.loop: TrainingLoop | None = None
+        self.gatherer: Gatherer | None = None
+        self.announcer: Announcer | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        folder = await asyncio.to_thread(model_files.resolve, self.config.model)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
+        self.tokenizer = tokenizer
+        charter = await self.join()
+        manifest = charter.manifest
+        check_limits(manifest, self._all_sets(), self.config.limits)
+        check_tokenizer(manifest, tokenizer, self.config.model.path)
+        run_dir = self._open_run(folder)
+        learner = LearnerProcess(run_dir.root / "learner.log", threads=self.config.model.threads)
+        reward = self.config.reward
+        try:
+            async with WorkerPool(reward.workers, reward.timeout_s) as self.workers:
+                await learner.start()  # torch loads while the prompts are fetched and rendered
+                await self.unless_stopped(self._load_prompts())
+                await self._train(run_dir, folder, learner)
+        finally:
+            await learner.close()
+
+    async def _train(self, run_dir: RunDir, folder: Path, learner: LearnerProcess) -> None:
+        config, manifest = self.config, self.membership.charter.manifest
+        learner_config = config.model_copy(
+            update={"model": config.model.model_copy(update={"path": str(folder)})}
+        )
+        self.gatherer = Gatherer(
+            self.exchange,
+            self.pool,
+            self.peers,
+            streams=config.network.fetch_streams,
+            verify=self._verify,
+            score=self.score,
+            prompt_ids=self.prompts.token_ids,
+            keep=self.store.put,
+        )
+        self.announcer = Announcer(
+            self.overlay,
+            self.exchange,
+            self.swarm_id,
+            manifest.record_shards,
+            recipients=self._recipients,
+            offer=self.gatherer.offer,
+        )
+        self.loop = TrainingLoop(
+            learner_config,
+            self.identity,
+            run_dir,
+            learner,
+            self.pool,
+            charter=lambda: self.membership.charter,
+            prompts=self.prompts,
+            evaluation={name: item.token_ids for name, item in self._evaluation.items()},
+            samplers=self.membership.samplers,
+            publish=self._publish,
+            score=self.score,
+            grade=self._grade,
+            on_progress=self._on_progress,
+        )
+        self._obey_charter()
+        loop = self.loop
+        async with asyncio.TaskGroup() as tasks:
+            services = [
+                tasks.create_task(self.membership.run()),
+                tasks.create_task(self.gatherer.run(lambda: loop.max_age_s)),
+                tasks.create_task(self.announcer.run()),
+            ]
+            training = tasks.create_task(loop.run())
+            await self.stopped.wait()
+            loop.stopping.set()
+            done, _ = await asyncio.wait({training}, timeout=60.0)
+            if not done:
+                log.warning("the running step takes longer than 60 s: dropped")
+                training.cancel()
+            for service in services:
+                service.cancel()
+        raise Stopped
+
+    def _open_run(self, folder: Path) -> RunDir:
+        """The run to resume, or a new one.
+
+        Raises:
+            ConfigError: the last run trained something else.
+        """
+        model = self.config.model
+        trained = {
+            "model": model.path,
+            "revision": model.revision,
+            "mode": model.mode,
+            "digest": model_files.digest(folder),
+            "lora": [model.lora_rank, model.lora_alpha, list(model.lora_targets)]
+            if model.mode == "lora"
+            else None,
+        }
+        runs = self.swarm_dir.runs()
+        record = runs[-1].record() if runs else None
+        if record is not None and not self._new_run:
+            before = record["trained"]
+            if before != trained:
+                changed = "; ".join(
+                    f"{key}: was {before.get(key)!r}, is {trained[key]!r}"
+                    for key in trained
+                    if before.get(key) != trained[key]
+                )
+                raise ConfigError(
+                    f"the run in {runs[-1].root} trains another model ({changed}); "
+                    "join with the same one, or start anew with --new-run"
+                )
+            run_dir = runs[-1]
+        else:
+            run_dir = self.swarm_dir.new_run()
+        write_run_record(
+            run_dir,
+            {
+                "schema": "swarm-node/run/1",
+                "swarm": self.swarm_id.hex(),
+                "peer_id": self.identity.peer_id,
+                "trained": trained,
+                "config": self.config.model_dump(mode="json"),
+                "config_digest": self.config.digest(),
+                "seed": self.config.node.seed,
+                "versions": {"swarm-node": __version__, "python": platform.python_version()}
+                | {name: _installed(name) for name in TRACKED_PACKAGES},
+                "revision": _git_revision(),
+                "started_s": self.started_s,
+            },
+        )
+        return run_dir
+
+    # -- prompts ---------------------------------------------------------------------------------
+
+    def _all_sets(self) -> list[PromptSetRef]:
+        charter = self.membership.charter
+        manifest = charter.manifest
+        named = (*charter.prompt_sets, manifest.held_out, manifest.out_of_distribution)
+        return [ref for ref in named if ref is not None]
+
+    async def _load_prompts(self) -> None:
+        self._enter("fetching prompts")
+        manifest = self.membership.charter.manifest
+        for name, ref in (
+            ("held_out", manifest.held_out),
+            ("out_of_distribution", manifest.out_of_distribution),
+        ):
+            if ref is not None:
+                rendered = await self._rendered(ref)
+                limit = self.config.eval.max_prompts
+                self._evaluation[name] = RenderedSet(
+                    rendered.prompts[:limit], rendered.token_ids[:limit], rendered.hashes[:limit]
+                )
+        self._sets_loaded = 0
+        await self._append_new_sets()
+
+    async def _append_new_sets(self) -> None:
+        for ref in self.membership.charter.prompt_sets[self._sets_loaded :]:
+            self.prompts.append(await self._rendered(ref))
+            self._sets_loaded += 1
+
+    async def _rendered(self, ref: PromptSetRef) -> RenderedSet:
+        manifest = self.membership.charter.manifest
+        max_bytes = self.config.limits.max_download_mb * 1_000_000
+        data = await self.membership.prompt_set(ref, max_bytes)
+        try:
+            prompts = decode_prompt_set(data, ref)
+        except RemoteProtocolError as error:
+            raise DataError(f"prompt set {ref.sha256[:16]} cannot be used: {error}") from None
+        rendered = await render_checked(ref, prompts, manifest, self.tokenizer, self.workers)
+        longest = max(len(ids) for ids in rendered.token_ids)
+        if longest > manifest.sampling.max_prompt_tokens:
+            raise DataError(
+                f"prompt set {ref.sha256[:16]} holds a prompt of {longest} tokens; the manifest's "
+                f"limit is {manifest.sampling.max_prompt_tokens}"
+            )
+        return rendered
+
+    async def on_charter(self) -> None:
+        if self.loop is not None:
+            await self._append_new_sets()
+            self._obey_charter()
+
+    def _obey_charter(self) -> None:
+        """Act on what amendments say: close, minimum version."""
+        charter, loop = self.membership.charter, self.loop
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        if loop is not None and charter.closes_at_s is not None:
+            delay = max(0.0, charter.closes_at_s - time.time())
+            self._close_timer = asyncio.get_running_loop().call_later(delay, loop.closing.set)
+
+    # -- rollouts --------------------------------------------------------------------------------
+
+    def _verify(self, blob: bytes, ref: GroupRef, publisher: str) -> RolloutGroup:
+        return verify_group(
+            blob,
+            expected=ref,
+            publisher=publisher,
+            charter=self.membership.charter,
+            prompt_hashes=self.prompts.hashes,
+            samplers=[*self.membership.samplers(), self.overlay.peer_id],
+        )
+
+    async def score(self, groups: Sequence[RolloutGroup]) -> list[np.ndarray]:
+        """This node's own rewards: one float32 array (G,) a group."""
+        reward = self.membership.charter.manifest.reward
+        return list(await asyncio.gather(*(self._score_group(reward, group) for group in groups)))
+
+    async def _score_group(self, reward: RewardSpec, group: RolloutGroup) -> np.ndarray:
+        prompt = self.prompts.prompts[group.prompt_id]
+        values = await self.workers.score(
+            reward,
+            completions=[self.tokenizer.decode(r.token_ids.tolist()) for r in group.rollouts],
+            finished=[r.finish is Finish.STOP for r in group.rollouts],
+            answer=prompt.answer,
+            prompt=prompt.prompt or "",
+        )
+        return np.asarray(values, dtype=np.float32)
+
+    async def _grade(
+        self, name: str, completions: Sequence[tuple[np.ndarray, bool]]
+    ) -> list[float]:
+        reward = self.membership.charter.manifest.reward
+        prompts = self._evaluation[name].prompts
+        return [
+            (
+                await self.workers.score(
+                    reward,
+                    completions=[self.tokenizer.decode(ids.tolist())],
+                    finished=[finished],
+                    answer=prompt.answer,
+                    prompt=prompt.prompt or "",
+                )
+            )[0]
+            for prompt, (ids, finished) in zip(prompts, completions, strict=True)
+        ]
+
+    def _publish(self, published: list[tuple[bytes, bytes, RolloutGroup]]) -> None:
+        refs = []
+        for digest, blob, group in published:
+            self.store.put(digest, blob)
+            refs.append(
+                GroupRef(
+                    hash=digest,
+                    size_bytes=len(blob),
+                    epoch=group.epoch,
+                    prompt_id=group.prompt_id,
+                    n_completions=len(group.rollouts),
+                    n_tokens=group.n_tokens,
+                )
+            )
+        if self.announcer is not None and refs:
+            self.announcer.publish(refs, published[0][2].policy_step)
+
+    def _recipients(self) -> list[str]:
+        """Members that train: those that sample, and that this node is or can be connected to."""
+        return self.membership.samplers()
+
+    def on_notice(self, peer_id: str, body: bytes) -> None:
+        if self.announcer is not None:
+            self.announcer.receive(peer_id, body)
+
+    def _on_progress(self) -> None:
+        if self.gatherer is not None:
+            self.gatherer.wake()
+        if self.loop is not None and self.loop.sampling != self._said_sampling:
+            self.membership.beat()
+
+    # -- what others see -------------------------------------------------------------------------
+
+    _said_sampling = False
+
+    def fill_heartbeat(self, fields: dict[str, Any]) -> None:
+        loop = self.loop
+        self._said_sampling = bool(loop and loop.sampling)
+        fields.update(
+            sampling=self._said_sampling,
+            state=loop.activity.doing if loop else self._stage,
+            model=Path(self.config.model.path).name,
+            mode=self.config.model.mode,
+        )
+        if loop is not None and self.gatherer is not None:
+            fields.update(
+                step=loop.step,
+                parameters=int(loop.model.get("parameters", 0)),
+                accuracy=loop.accuracy,
+                reward=loop.rewards[-1] if loop.rewards else None,
+                tokens_per_s=loop.tokens_per_s,
+                groups_made=loop.counts.groups_made,
+                groups_used=self.gatherer.counts.accepted,
+            )
+
+    def _enter(self, stage: str) -> None:
+        self._stage, self._stage_since_s = stage, time.time()
+
+    def fill_status(self, status: dict[str, Any]) -> None:
+        loop, gatherer = self.loop, self.gatherer
+        if loop is None or gatherer is None:
+            status["activity"] = {
+                "doing": self._stage,
+                "since_s": self._stage_since_s,
+                "waiting_for": status["activity"]["waiting_for"],
+            }
+            return
+        if loop.activity.doing == "learner down":
+            status["problems"].append(loop.activity.waiting_for)
+        others = len(self.membership.samplers())
+        status["alone"] = others == 0
+        status["activity"] = {
+            "doing": loop.activity.doing,
+            "since_s": loop.activity.since_s,
+            "waiting_for": loop.activity.waiting_for,
+        }
+        status["model"] = {
+            "path": self.config.model.path,
+            "mode": self.config.model.mode,
+            **loop.model,
+        }
+        counts, got = loop.counts, gatherer.counts
+        trained = counts.own_trained + counts.foreign_trained
+        status["training"] = {
+            "step": loop.step,
+            "max_steps": self.config.train.max_steps or None,
+            "finished": loop.finished or None,
+            "accuracy": loop.accuracy,
+            "accuracy_start": loop.accuracies[0].get("held_out") if loop.accuracies else None,
+            "accuracies": loop.accuracies,
+            "rewards": [round(value, 4) for value in loop.rewards],
+            "tokens_per_s": round(loop.tokens_per_s, 1),
+            "groups_made": counts.groups_made,
+            "own_samples_trained": counts.own_trained,
+            "foreign_samples_seen": counts.foreign_seen,
+            "foreign_samples_trained": counts.foreign_trained,
+            "foreign_share": round(counts.foreign_trained / trained, 4) if trained else 0.0,
+            "samples_filtered": counts.samples_filtered,
+            "steps_without_signal": counts.steps_without_signal,
+            "steps_skipped_nonfinite": counts.steps_skipped_nonfinite,
+            "completions_truncated": counts.truncated,
+            "tokens_sampled": counts.tokens_sampled,
+            "tokens_trained": counts.tokens_trained,
+            "bytes_published": counts.bytes_published,
+            "seconds": {k: round(v, 2) for k, v in counts.seconds.items()},
+            "last_step": loop.last_report,
+        }
+        status["exchange"] = {
+            "groups_announced": got.announced,
+            "groups_fetched": got.fetched,
+            "groups_accepted": got.accepted,
+            "groups_rejected": got.rejected,
+            "rejected_by_reason": got.rejected_by_reason,
+            "incompatible": got.incompatible,
+            "bytes_fetched": got.bytes,
+            "tokens_fetched": got.tokens,
+            "bytes_per_token": round(
+                (got.bytes + counts.bytes_published) / (got.tokens + counts.tokens_sampled), 3
+            )
+            if got.tokens + counts.tokens_sampled
+            else None,
+            "pool_groups": len(self.pool),
+            "notices_sent": self.announcer.notices_sent if self.announcer else 0,
+            "notices_failed": self.announcer.notices_failed if self.announcer else 0,
+        }
+        status["peers"] = self.peers.view(time.monotonic())
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Revision of the source tree that this package runs from, where it is a git checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            capture_output=True, text=True, timeout=5, check=True,
+            env={"PATH": os.environ.get("PATH", "")},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
