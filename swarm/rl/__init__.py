@@ -1,0 +1,4 @@
+"""Reinforcement learning: loss, trainer, policy, sampling engine, checkpoints.
+
+Imports torch; knows nothing of the network. Runs in the learner process only.
+"""
