@@ -17,13 +17,21 @@ from typing import Annotated, Literal, Self, TypeVar
 
 import base58
 import msgpack
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from swarm.errors import IdentityError, RemoteProtocolError, UsageError
 from swarm.protocol.identity import Identity, public_key_of, verify_signature
 
-# Room for two texts of MAX_TEXT_CHARS in which every character needs six bytes ("\u0001").
-MAX_MANIFEST_BYTES = 256 * 1024
+# Room for the longest texts and parameters, each character written with six bytes ("\u0001").
+MAX_MANIFEST_BYTES = 512 * 1024
 MAX_AMENDMENT_BYTES = 4096
 # Each costs a signature check (0.2 ms) when a charter is read.
 MAX_AMENDMENTS = 1024
@@ -144,7 +152,18 @@ class SamplingSpec(_Model):
         return self
 
 
-RewardParam = Annotated[Text, Field(max_length=1024)] | SafeInt | float | bool
+def _no_int(value: object) -> object:
+    if isinstance(value, int):  # pydantic would make a float of it
+        raise ValueError("not a float")
+    return value
+
+
+RewardParam = (
+    Annotated[Text, Field(max_length=1024)]
+    | SafeInt
+    | Annotated[float, BeforeValidator(_no_int)]
+    | bool
+)
 
 
 class RewardSpec(_Model):
