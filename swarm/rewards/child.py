@@ -55,6 +55,8 @@ def main() -> None:
     """Give up what is not needed, say so, and serve until the node closes the pipe."""
     parent, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
+    os.closerange(3, 2**20)  # whatever the node left open
+    _warm_up()
     requests = os.fdopen(0, "rb", closefd=False)
     replies = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
@@ -130,6 +132,15 @@ def _die_with(parent: int) -> None:
                 _exit(f"prctl({option}): {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
         _exit("the node is gone")
+
+
+def _warm_up() -> None:
+    """Go once through what Python and jinja2 import only where they need it."""
+    template.render("{{ messages | pprint }}{{ 'é\\n' | tojson }}", "", ["text"])
+    try:
+        template.render("{{ raise_exception('') }}", "", ["text"])
+    except template.TemplateError:
+        return
 
 
 def _limit(memory_bytes: int) -> None:
