@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from swarm.errors import IdentityError, RemoteProtocolError
+from swarm.protocol.reasons import Reason
 
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -128,15 +129,17 @@ def public_key_of(peer_id: str) -> bytes:
     """
     if len(peer_id) != PEER_ID_CHARS:
         raise RemoteProtocolError(
-            "peer_id", f"{len(peer_id)} characters; an Ed25519 peer id has {PEER_ID_CHARS}"
+            Reason.PEER_ID, f"{len(peer_id)} characters; an Ed25519 peer id has {PEER_ID_CHARS}"
         )
     try:
         data = base58.b58decode(peer_id)
     except ValueError:
-        raise RemoteProtocolError("peer_id", f"{peer_id!r} is not base58") from None
+        raise RemoteProtocolError(Reason.PEER_ID, f"{peer_id!r} is not base58") from None
     public_key = data[len(_PEER_ID_PREFIX) :]
     if not data.startswith(_PEER_ID_PREFIX) or len(public_key) != PUBLIC_KEY_BYTES:
-        raise RemoteProtocolError("peer_id", f"{peer_id!r} does not hold an Ed25519 public key")
+        raise RemoteProtocolError(
+            Reason.PEER_ID, f"{peer_id!r} does not hold an Ed25519 public key"
+        )
     return public_key
 
 

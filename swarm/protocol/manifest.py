@@ -29,6 +29,7 @@ from pydantic import (
 
 from swarm.errors import IdentityError, RemoteProtocolError, UsageError
 from swarm.protocol.identity import Identity, public_key_of, verify_signature
+from swarm.protocol.reasons import Reason
 
 # Room for the longest texts and parameters, each character written with six bytes ("\u0001").
 MAX_MANIFEST_BYTES = 512 * 1024
@@ -228,7 +229,7 @@ class Manifest(_Model):
         Raises:
             RemoteProtocolError: reason "manifest"; "incompatible" for another schema version.
         """
-        return _decode(cls, data, "manifest", MAX_MANIFEST_BYTES)
+        return _decode(cls, data, Reason.MANIFEST, MAX_MANIFEST_BYTES)
 
 
 class AppendPrompts(_Model):
@@ -315,7 +316,7 @@ class Amendment(_Model):
             RemoteProtocolError: reason "amendment"; "incompatible" for another schema version or
                 an action that this version does not know.
         """
-        return _decode(cls, data, "amendment", MAX_AMENDMENT_BYTES)
+        return _decode(cls, data, Reason.AMENDMENT, MAX_AMENDMENT_BYTES)
 
     def _signed_bytes(self) -> bytes:
         return _SIGNATURE_DOMAIN + _canonical(self, exclude={"signature"})
@@ -345,14 +346,14 @@ class Charter:
     def __post_init__(self) -> None:
         object.__setattr__(self, "swarm_id", self.manifest.swarm_id)
         if len(self.amendments) > MAX_AMENDMENTS:
-            raise RemoteProtocolError("amendment", f"more than {MAX_AMENDMENTS} amendments")
+            raise RemoteProtocolError(Reason.AMENDMENT, f"more than {MAX_AMENDMENTS} amendments")
         previous = self.swarm_id
         for number, amendment in enumerate(self.amendments, start=1):
             self._check_link(number, amendment, previous)
             previous = amendment.hash
         sets = (self.manifest.prompts, *(a.prompts for a in self._actions(AppendPrompts)))
         if sum(ref.count for ref in sets) > MAX_PROMPTS:
-            raise RemoteProtocolError("amendment", f"more than {MAX_PROMPTS} prompts together")
+            raise RemoteProtocolError(Reason.AMENDMENT, f"more than {MAX_PROMPTS} prompts together")
         object.__setattr__(self, "prompt_sets", sets)
 
     @classmethod
@@ -402,7 +403,7 @@ class Charter:
             return self
         if other._rank() < self._rank():
             raise RemoteProtocolError(
-                "charter_behind",
+                Reason.CHARTER_BEHIND,
                 f"{len(other.amendments)} amendments against our {len(self.amendments)}",
             )
         return other
@@ -443,16 +444,18 @@ class Charter:
                 `swarm_id`), "amendment", "incompatible" (a newer schema).
         """
         if len(data) > MAX_CHARTER_BYTES:
-            raise RemoteProtocolError("charter", f"{len(data)} bytes, above {MAX_CHARTER_BYTES}")
+            raise RemoteProtocolError(
+                Reason.CHARTER, f"{len(data)} bytes, above {MAX_CHARTER_BYTES}"
+            )
         manifest_bytes, chain = _unpack_charter(data)
         manifest = Manifest.from_bytes(manifest_bytes)
         if manifest.swarm_id != swarm_id:
             raise RemoteProtocolError(
-                "manifest", f"hash {manifest.swarm_id.hex()}, asked for {swarm_id.hex()}"
+                Reason.MANIFEST, f"hash {manifest.swarm_id.hex()}, asked for {swarm_id.hex()}"
             )
         charter = cls(manifest, tuple(Amendment.from_bytes(item) for item in chain))
         if charter.to_bytes() != data:
-            raise RemoteProtocolError("charter", "msgpack not in its shortest form")
+            raise RemoteProtocolError(Reason.CHARTER, "msgpack not in its shortest form")
         return charter
 
     def _check_link(self, number: int, amendment: Amendment, previous: bytes) -> None:
@@ -468,7 +471,7 @@ class Charter:
             problem = "has a wrong signature"
         else:
             return
-        raise RemoteProtocolError("amendment", f"amendment {number} {problem}")
+        raise RemoteProtocolError(Reason.AMENDMENT, f"amendment {number} {problem}")
 
     def _actions(self, kind: type[_ActionT]) -> list[_ActionT]:
         return [a.action for a in self.amendments if isinstance(a.action, kind)]
@@ -573,7 +576,7 @@ def _canonical(model: _Model, exclude: set[str] | None = None) -> bytes:
     return text.encode("utf-8")
 
 
-def _decode(kind: type[_ModelT], data: bytes, reason: str, max_bytes: int) -> _ModelT:
+def _decode(kind: type[_ModelT], data: bytes, reason: Reason, max_bytes: int) -> _ModelT:
     if len(data) > max_bytes:
         raise RemoteProtocolError(reason, f"{len(data)} bytes, above {max_bytes}")
     try:
@@ -582,7 +585,7 @@ def _decode(kind: type[_ModelT], data: bytes, reason: str, max_bytes: int) -> _M
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"]) or "JSON"
         raise RemoteProtocolError(
-            "incompatible" if (where, problem["type"]) in _NEWER else reason,
+            Reason.INCOMPATIBLE if (where, problem["type"]) in _NEWER else reason,
             f"{where}: {problem['msg']}"[:_DETAIL_CHARS],
         ) from None
     if _canonical(model) != data:
@@ -600,7 +603,7 @@ def _unpack_charter(data: bytes) -> tuple[bytes, list[bytes]]:
             case _:
                 raise ValueError("not [manifest, [amendment, ...]]")
     except ValueError as error:
-        raise RemoteProtocolError("charter", f"does not decode: {error}") from None
+        raise RemoteProtocolError(Reason.CHARTER, f"does not decode: {error}") from None
 
 
 def _is_address(address: str) -> bool:

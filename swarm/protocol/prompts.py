@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import DataError, RemoteProtocolError
 from swarm.protocol.manifest import PromptSetRef
+from swarm.protocol.reasons import Reason
 
 MAX_PROMPT_CHARS = 65_536
 MAX_ANSWER_CHARS = 65_536
@@ -114,19 +115,19 @@ def decode_prompt_set(data: bytes, ref: PromptSetRef) -> list[Prompt]:
         RemoteProtocolError: reason "prompt_set": size, hash, count or contents are not as named.
     """
     if len(data) != ref.size_bytes:
-        raise RemoteProtocolError("prompt_set", f"{len(data)} bytes, not {ref.size_bytes}")
+        raise RemoteProtocolError(Reason.PROMPT_SET, f"{len(data)} bytes, not {ref.size_bytes}")
     digest = hashlib.sha256(data).hexdigest()
     if digest != ref.sha256:
-        raise RemoteProtocolError("prompt_set", f"sha256 {digest}, not {ref.sha256}")
+        raise RemoteProtocolError(Reason.PROMPT_SET, f"sha256 {digest}, not {ref.sha256}")
     lines = data.count(b"\n")
     if lines != ref.count:
-        raise RemoteProtocolError("prompt_set", f"{lines} lines, not {ref.count}")
+        raise RemoteProtocolError(Reason.PROMPT_SET, f"{lines} lines, not {ref.count}")
     try:
         prompts = list(_parse(data))
     except _LineError as error:
-        raise RemoteProtocolError("prompt_set", f"line {error.line}: {error.reason}") from None
+        raise RemoteProtocolError(Reason.PROMPT_SET, f"line {error.line}: {error.reason}") from None
     if encode_prompt_set(prompts) != data:
-        raise RemoteProtocolError("prompt_set", "not canonical JSONL")
+        raise RemoteProtocolError(Reason.PROMPT_SET, "not canonical JSONL")
     return prompts
 
 
