@@ -8,8 +8,7 @@ Does not know: policies, losses, filters, or who sampled what.
 import torch
 from torch import Tensor
 
-MAX_LOGPROB = 1e-3
-"""Largest log-prob (nats) taken for a rounded 0; above it, it is no probability."""
+from swarm.protocol.verify import LOGPROB_TOLERANCE
 
 STD_OFFSET = 1e-4
 """Added to a group's standard deviation, as in GRPO."""
@@ -18,8 +17,8 @@ STD_OFFSET = 1e-4
 def valid_samples(sampling_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
     """Tell which samples can be trained on, from what arrived alone.
 
-    A sample is invalid when it has no token, or a non-finite or positive sampling log-prob at a
-    completion token. What stands at masked positions does not matter.
+    A sample is invalid when it has no token, or at one of its tokens a sampling log-prob that is
+    not finite or more than rounding above 0. What stands at masked positions does not matter.
 
     Args:
         sampling_logprobs: (N, T) floating, nats; log-probs under the policy that sampled.
@@ -32,7 +31,7 @@ def valid_samples(sampling_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
         ValueError: names the argument whose shape or dtype is wrong.
     """
     check_shape("completion_mask", completion_mask, sampling_logprobs.shape, torch.bool)
-    possible = torch.isfinite(sampling_logprobs) & (sampling_logprobs <= MAX_LOGPROB)
+    possible = torch.isfinite(sampling_logprobs) & (sampling_logprobs <= LOGPROB_TOLERANCE)
     return (possible | ~completion_mask).all(dim=1) & completion_mask.any(dim=1)
 
 

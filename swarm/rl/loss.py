@@ -121,24 +121,24 @@ class LossMetrics:
         return LossMetrics(**values)
 
     @property
-    def kept_share(self) -> float:
-        """Kept samples among all; 0 without samples."""
-        return self.kept / max(self.samples, 1)
+    def kept_share(self) -> float | None:
+        """Kept samples among all; None without samples."""
+        return self.kept / self.samples if self.samples else None
 
     @property
-    def ratio_mean(self) -> float:
-        """Mean raw ratio per kept token; 0 without tokens."""
-        return self.ratio_sum / max(self.tokens, 1)
+    def ratio_mean(self) -> float | None:
+        """Mean raw ratio per kept token; None without tokens."""
+        return self.ratio_sum / self.tokens if self.tokens else None
 
     @property
-    def is_weight_mean(self) -> float:
-        """Mean weight per kept token; 0 without tokens."""
-        return self.is_weight_sum / max(self.tokens, 1)
+    def is_weight_mean(self) -> float | None:
+        """Mean weight per kept token; None without tokens."""
+        return self.is_weight_sum / self.tokens if self.tokens else None
 
     @property
-    def truncated_share(self) -> float:
-        """Share of kept tokens whose ratio is above `clip_max`; 0 without tokens."""
-        return self.tokens_truncated / max(self.tokens, 1)
+    def truncated_share(self) -> float | None:
+        """Share of kept tokens whose ratio is above `clip_max`; None without tokens."""
+        return self.tokens_truncated / self.tokens if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from swarm.rl.advantages import MAX_LOGPROB, group_advantages, valid_samples
+from swarm.protocol.verify import LOGPROB_TOLERANCE
+from swarm.rl.advantages import group_advantages, valid_samples
 
 NAN, INF = math.nan, math.inf
 
@@ -79,9 +80,9 @@ def test_wrong_shape_or_dtype_is_named(
         group_advantages(rewards, group_ids, valid)
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF, 2 * MAX_LOGPROB])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, 2 * LOGPROB_TOLERANCE])
 def test_bad_log_prob_invalidates_a_sample_only_at_a_live_token(bad: float) -> None:
-    logprobs = torch.tensor([[-1.0, bad], [-1.0, bad], [-1.0, MAX_LOGPROB / 2]])
+    logprobs = torch.tensor([[-1.0, bad], [-1.0, bad], [-1.0, LOGPROB_TOLERANCE / 2]])
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     assert valid_samples(logprobs, mask).tolist() == [False, True, True]
 

@@ -1,0 +1,589 @@
+"""One training step: from groups of rewarded completions to new weights.
+
+Owns: which samples go through the model, micro-batches, AdamW and its schedule, the step's report,
+and the optimizer's state. Does not know: where groups come from, how the model computes log-probs
+(`swarm.rl.policy`), the loss's formula (`swarm.rl.loss`), or files (`swarm.rl.checkpoint`).
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm.config import TrainSection
+from swarm.errors import DataError
+from swarm.protocol.rollout import Finish, Rollout
+from swarm.rl.advantages import group_advantages, valid_samples
+from swarm.rl.filter import dropped_by_advantage
+from swarm.rl.loss import FtisConfig, LossMetrics, LossOutput, ftis_loss, kl_quantiles
+
+log = logging.getLogger(__name__)
+
+OWN = "own"
+"""Key of this node's own samples in `StepReport.per_peer`."""
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class TrainablePolicy(Protocol):
+    """What the trainer needs of a policy."""
+
+    def completion_logprobs(
+        self, prompt_ids: list[list[int]], completion_ids: list[list[int]], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs (N, T) float32, differentiable, and mask (N, T) bool of N completions.
+
+        What it computes grows with N times the longest prompt and completion together.
+        """
+
+    def trainable_parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters that training changes, by stable names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainGroup:
+    """One prompt's completions, sampled by one node, with the rewards computed here.
+
+    Attributes:
+        hash: of the group's blob.
+        publisher: peer id of the node that sampled it.
+        own: this node sampled it.
+        prompt_ids: the rendered prompt's tokens.
+        rollouts: the G completions.
+        rewards: float32 (G,).
+
+    Raises:
+        ValueError: rewards and rollouts differ in number.
+    """
+
+    hash: bytes
+    publisher: str
+    own: bool
+    prompt_ids: tuple[int, ...] | NDArray[np.int32]
+    rollouts: tuple[Rollout, ...]
+    rewards: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.rewards.shape != (len(self.rollouts),):
+            raise ValueError(
+                f"rewards: expected shape ({len(self.rollouts)},), got {self.rewards.shape}"
+            )
+
+
+class Outcome(StrEnum):
+    """What became of a sample in a step; each has exactly one."""
+
+    TRAINED = "trained"
+    NO_SIGNAL = "no_signal"  # A = 0, and not the filter's to drop
+    DROPPED_ADVANTAGE = "dropped_advantage"
+    DROPPED_KL = "dropped_kl"
+    MASKED_TRUNCATED = "masked_truncated"
+    INVALID = "invalid"
+    NOT_FINITE = "not_finite"  # the policy's log-probs are not
+    SKIPPED = "skipped"  # kept, but the step's gradient was not finite
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """One publisher's share of a step. The quantiles are over its scored samples; None: none."""
+
+    samples: int
+    trained: int
+    dropped_advantage: int
+    dropped_kl: int
+    kl_p50: float | None
+    kl_p90: float | None
+    kl_p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step did. Samples are completions; None stands for "not known in this step"."""
+
+    step: int
+    """Batches so far, this one included, whether or not they moved the weights."""
+    stepped: bool
+    """The optimizer made at least one update."""
+    updates: int
+    """Optimizer updates made, of `inner_updates`."""
+    nonfinite_gradient: bool
+    """An update was left out because its gradient was not finite."""
+    loss: float
+    """Of the first update; 0 when nothing was trained on."""
+    groups: int
+    groups_without_signal: int
+    """Groups in which every advantage is 0."""
+    samples: int
+    """The sum of the next eight."""
+    trained: int
+    no_signal: int
+    dropped_advantage: int
+    dropped_kl: int
+    masked_truncated: int
+    invalid: int
+    not_finite: int
+    """Samples for which our own log-probs are not finite."""
+    skipped: int
+    """Samples that passed the filter for nothing, because the gradient was not finite."""
+    own_samples: int
+    own_trained: int
+    foreign_samples: int
+    foreign_trained: int
+    kept: int
+    """Samples that the filter passes: `trained`, `no_signal`, `skipped`."""
+    truncated_completions: int
+    """Completions cut at the length limit."""
+    kl_threshold: float
+    kl_p50: float | None
+    kl_p90: float | None
+    kl_p99: float | None
+    """Quantiles over the scored samples (those that went through the model), nats per sample."""
+    per_peer: dict[str, PeerReport]
+    """By publisher; this node's own samples under "own"."""
+    ratio_mean: float | None
+    ratio_max: float | None
+    """Importance ratios before truncation, over the tokens trained on."""
+    is_weight_mean: float | None
+    truncated_share: float | None
+    """Share of the tokens trained on whose ratio is above the truncation."""
+    entropy: float | None
+    """Nats per token of this node's policy when it sampled, estimated from its own samples."""
+    grad_norm: float | None
+    """Before clipping, of the first update."""
+    learning_rate: float
+    tokens: int
+    """Completion tokens in forward and backward passes (the first update's)."""
+    batch_tokens: int
+    """Completion tokens of the whole batch."""
+    micro_batches: int
+    optimizer_steps: int
+    steps_without_signal: int
+    steps_nonfinite: int
+    """Totals since the start; they are part of the trainer's state."""
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """A flat dict of JSON-able values, but for `per_peer`: dicts by publisher."""
+        return asdict(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Sample:
+    group: int
+    publisher: str
+    own: bool
+    prompt_ids: list[int]
+    rollout: Rollout
+    advantage: float = 0.0
+    outcome: Outcome = Outcome.TRAINED  # until something else is known
+    kl: float = math.nan
+    anchor: Tensor | None = None  # (L,), on the policy's device
+
+    @property
+    def truncated(self) -> bool:
+        return self.rollout.finish is Finish.LENGTH
+
+    @property
+    def length(self) -> int:
+        return len(self.rollout.token_ids)
+
+    @property
+    def width(self) -> int:
+        return len(self.prompt_ids) + self.length
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Totals that a checkpoint keeps."""
+
+    step: int = 0
+    optimizer_steps: int = 0
+    steps_without_signal: int = 0
+    steps_nonfinite: int = 0
+
+
+@dataclass(slots=True)
+class _Updates:
+    """What the updates on one batch came to."""
+
+    made: int = 0
+    nonfinite: bool = False
+    loss: float = 0.0
+    grad_norm: float | None = None
+    tokens: int = 0
+    micro_batches: int = 0
+    metrics: LossMetrics = field(default_factory=LossMetrics)
+
+
+class Trainer:
+    """AdamW on the F-TIS loss.
+
+    Weight decay goes on matrices only. The learning rate rises linearly over the first
+    `warmup_steps` steps that move the weights, then stays. A batch without a signal, or with a
+    gradient that is not finite, moves neither weights nor optimizer state nor schedule.
+
+    Args:
+        policy: what is trained.
+        config: optimizer and micro-batches.
+        ftis: the loss.
+        temperature: of the softmax that the swarm samples with.
+        score_dropped: also run the samples that are not trained on through the model, without
+            gradient, so that the divergences in the report cover the whole batch.
+    """
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: TrainSection,
+        ftis: FtisConfig,
+        *,
+        temperature: float = 1.0,
+        score_dropped: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._config = config
+        self._ftis = ftis
+        self._temperature = temperature
+        self._score_dropped = score_dropped
+        self._parameters = dict(policy.trainable_parameters())
+        matrices = [p for p in self._parameters.values() if p.dim() >= 2]
+        others = [p for p in self._parameters.values() if p.dim() < 2]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+        )
+        self._progress = _Progress()
+
+    @property
+    def steps(self) -> int:
+        """Batches so far, whether or not they moved the weights."""
+        return self._progress.step
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step that moves the weights."""
+        warmup = self._config.warmup_steps
+        share = min(1.0, (self._progress.optimizer_steps + 1) / warmup) if warmup else 1.0
+        return self._config.learning_rate * share
+
+    def step(self, groups: Sequence[TrainGroup]) -> StepReport:
+        """Train on one batch of groups.
+
+        Raises:
+            ValueError: no groups, or the policy scores other tokens than it was given.
+        """
+        if not groups:
+            raise ValueError("groups: expected at least one")
+        started = time.monotonic()
+        samples = self._judge(groups)
+        if self._score_dropped:
+            self._score([s for s in samples if s.outcome in _UNSCORED], len(samples))
+        learning_rate = self.learning_rate
+        updates = self._update(samples, learning_rate)
+        progress, threshold = self._progress, self._ftis.threshold_at(self._progress.step)
+        progress.step += 1
+        progress.optimizer_steps += updates.made > 0
+        progress.steps_nonfinite += updates.nonfinite
+        progress.steps_without_signal += not (updates.made or updates.nonfinite)
+        outcomes = Counter(s.outcome for s in samples)
+        if outcomes[Outcome.NOT_FINITE]:
+            log.error(
+                "step %d: the model's log-probs of %d samples are not finite",
+                progress.step,
+                outcomes[Outcome.NOT_FINITE],
+            )
+        if updates.nonfinite:
+            log.error("step %d: gradient not finite, update left out", progress.step)
+        signal = {s.group for s in samples if s.advantage != 0}
+        own = [s for s in samples if s.own]
+        own_trained = sum(s.outcome is Outcome.TRAINED for s in own)
+        p50, p90, p99 = _quantiles(samples)
+        metrics = updates.metrics
+        return StepReport(
+            step=progress.step,
+            stepped=updates.made > 0,
+            updates=updates.made,
+            nonfinite_gradient=updates.nonfinite,
+            loss=updates.loss,
+            groups=len(groups),
+            groups_without_signal=len(groups) - len(signal),
+            samples=len(samples),
+            **{outcome.value: outcomes[outcome] for outcome in Outcome},
+            own_samples=len(own),
+            own_trained=own_trained,
+            foreign_samples=len(samples) - len(own),
+            foreign_trained=outcomes[Outcome.TRAINED] - own_trained,
+            kept=sum(outcomes[o] for o in _KEPT),
+            truncated_completions=sum(s.truncated for s in samples),
+            kl_threshold=threshold,
+            kl_p50=p50,
+            kl_p90=p90,
+            kl_p99=p99,
+            per_peer=_per_peer(samples),
+            ratio_mean=metrics.ratio_mean,
+            ratio_max=metrics.ratio_max if metrics.tokens else None,
+            is_weight_mean=metrics.is_weight_mean,
+            truncated_share=metrics.truncated_share,
+            entropy=_entropy(own),
+            grad_norm=updates.grad_norm,
+            learning_rate=learning_rate,
+            tokens=updates.tokens,
+            batch_tokens=sum(s.length for s in samples),
+            micro_batches=updates.micro_batches,
+            optimizer_steps=progress.optimizer_steps,
+            steps_without_signal=progress.steps_without_signal,
+            steps_nonfinite=progress.steps_nonfinite,
+            seconds=time.monotonic() - started,
+        )
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Optimizer state and totals, without the weights.
+
+        Returns:
+            Tensors named "<kind>/<parameter>" (the optimizer's own, not copies: write them before
+            the next step), and JSON-able totals.
+        """
+        tensors = {
+            f"{kind}/{name}": self._optimizer.state[parameter][kind]
+            for name, parameter in self._parameters.items()
+            if parameter in self._optimizer.state
+            for kind in ("step", *_MOMENTS)
+        }
+        return tensors, asdict(self._progress)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], totals: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; the policy's weights must be those of then.
+
+        Raises:
+            DataError: the state belongs to other parameters, or is incomplete.
+        """
+        expected = set(asdict(_Progress()))
+        if set(totals) != expected or not all(type(v) is int and v >= 0 for v in totals.values()):
+            raise DataError(
+                f"trainer state: expected whole numbers {sorted(expected)}, got {dict(totals)!r}"
+            )
+        left = dict(tensors)
+        state: dict[torch.nn.Parameter, dict[str, Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            found = {
+                kind: left.pop(f"{kind}/{name}")
+                for kind in ("step", *_MOMENTS)
+                if f"{kind}/{name}" in left
+            }
+            if not found:
+                continue  # the parameter never had a gradient
+            shapes = {kind: found[kind].shape for kind in found}
+            if shapes != {"step": torch.Size(), **dict.fromkeys(_MOMENTS, parameter.shape)}:
+                raise DataError(
+                    f"trainer state: {name} has {shapes}, expected step () and "
+                    f"{' and '.join(_MOMENTS)} {tuple(parameter.shape)}"
+                )
+            state[parameter] = {"step": found["step"].to("cpu", torch.float32, copy=True)} | {
+                kind: found[kind].to(parameter.device, copy=True) for kind in _MOMENTS
+            }
+        if left:
+            raise DataError(f"trainer state: no parameter for {sorted(left)[:3]}; another model's?")
+        self._optimizer.state.clear()
+        for parameter, values in state.items():
+            self._optimizer.state[parameter] = values
+        self._progress = _Progress(**totals)
+
+    def _judge(self, groups: Sequence[TrainGroup]) -> list[_Sample]:
+        """Everything that is known of the samples before a forward pass."""
+        samples = []
+        for index, group in enumerate(groups):
+            prompt_ids = [int(token) for token in group.prompt_ids]
+            for rollout in group.rollouts:
+                samples.append(_Sample(index, group.publisher, group.own, prompt_ids, rollout))
+        rewards = torch.tensor(
+            np.concatenate([group.rewards for group in groups]), dtype=torch.float64
+        )
+        valid = torch.tensor([_is_valid(s.rollout) for s in samples]) & torch.isfinite(rewards)
+        group_ids = torch.tensor([s.group for s in samples])
+        advantages = group_advantages(rewards, group_ids, valid).float()
+        own = torch.tensor([s.own for s in samples])
+        subject = ~own if self._ftis.filter_scope == "peers" else torch.ones_like(own)
+        dropped = dropped_by_advantage(advantages, subject, self._ftis.filter).tolist()
+        for i, sample in enumerate(samples):
+            sample.advantage = float(advantages[i])
+            if not valid[i]:
+                sample.outcome = Outcome.INVALID
+            elif dropped[i]:
+                sample.outcome = Outcome.DROPPED_ADVANTAGE
+            elif self._ftis.mask_truncated and sample.truncated:
+                sample.outcome = Outcome.MASKED_TRUNCATED
+            elif sample.advantage == 0:
+                sample.outcome = Outcome.NO_SIGNAL
+        return samples
+
+    def _score(self, samples: list[_Sample], n_samples: int) -> None:
+        """Find the divergences of samples that are not trained on."""
+        with torch.no_grad():
+            for batch in _micro_batches(samples, self._config.micro_batch_tokens):
+                output, _, _ = self._loss(batch, n_samples)
+                for sample, kl in zip(batch, output.kl.tolist(), strict=True):
+                    sample.kl = kl
+
+    def _update(self, samples: list[_Sample], learning_rate: float) -> _Updates:
+        """Make the inner updates; fill in each sample's outcome and divergence."""
+        result = _Updates()
+        for update in range(self._config.inner_updates):
+            # The filter is frozen: what the first update dropped needs no further pass.
+            trained = [s for s in samples if s.outcome is Outcome.TRAINED]
+            self._optimizer.zero_grad(set_to_none=True)
+            loss = self._backward(trained, len(samples), None if update else result)
+            if loss is None:
+                # Every sample dropped; or, later, every log-prob spoilt by the update before.
+                result.nonfinite = update > 0
+                break
+            norm = float(
+                torch.nn.utils.clip_grad_norm_(
+                    self._parameters.values(), self._config.max_grad_norm
+                )
+            )
+            if update == 0:
+                result.loss = loss
+                result.grad_norm = norm if math.isfinite(norm) else None
+            if not math.isfinite(norm):
+                result.nonfinite = True
+                break
+            for options in self._optimizer.param_groups:
+                options["lr"] = learning_rate
+            self._optimizer.step()
+            result.made += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        if not result.made:
+            for sample in samples:
+                if sample.outcome is Outcome.TRAINED:
+                    sample.outcome = Outcome.SKIPPED
+        return result
+
+    def _backward(
+        self, samples: list[_Sample], n_samples: int, first: _Updates | None
+    ) -> float | None:
+        """Accumulate the gradient of the whole batch.
+
+        `first` collects what the first update finds out. Returns the loss, None without gradient.
+        """
+        loss = None
+        for batch in _micro_batches(samples, self._config.micro_batch_tokens):
+            output, logprobs, mask = self._loss(batch, n_samples)
+            if first is not None:
+                first.metrics += output.metrics
+                first.tokens += sum(s.length for s in batch)
+                first.micro_batches += 1
+                self._record(batch, output)
+                if self._config.inner_updates > 1:
+                    for sample, row, live in zip(batch, logprobs.detach(), mask, strict=True):
+                        sample.anchor = row[live]
+            if output.metrics.kept:
+                output.loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
+                loss = (loss or 0.0) + output.loss.item()
+        return loss
+
+    def _loss(self, batch: list[_Sample], n_samples: int) -> tuple[LossOutput, Tensor, Tensor]:
+        """One micro-batch's loss, with the policy's log-probs (N, T) and the mask (N, T)."""
+        logprobs, mask = self._policy.completion_logprobs(
+            [s.prompt_ids for s in batch],
+            [s.rollout.token_ids.tolist() for s in batch],
+            self._temperature,
+        )
+        if mask.sum(dim=1).tolist() != [s.length for s in batch]:
+            raise ValueError("completion_logprobs: its mask has other lengths than the completions")
+        device = logprobs.device
+
+        def padded(rows: Iterable[Tensor]) -> Tensor:
+            values = torch.cat(list(rows)).to(device, logprobs.dtype)
+            return torch.zeros_like(logprobs.detach()).masked_scatter(mask, values)
+
+        def per_sample(value: Callable[[_Sample], Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor([value(s) for s in batch], dtype=dtype, device=device)
+
+        anchors = [s.anchor for s in batch if s.anchor is not None]
+        output = ftis_loss(
+            logprobs,
+            # A copy: arrays that came over the wire are read-only, which torch warns of.
+            padded(torch.from_numpy(np.array(s.rollout.logprobs)) for s in batch),
+            mask,
+            per_sample(lambda s: s.advantage, logprobs.dtype),
+            self._ftis,
+            own=per_sample(lambda s: s.own, torch.bool),
+            truncated=per_sample(lambda s: s.truncated, torch.bool),
+            anchor_logprobs=padded(anchors) if anchors else None,
+            step=self._progress.step,
+            n_samples=n_samples,
+        )
+        return output, logprobs, mask
+
+    def _record(self, batch: list[_Sample], output: LossOutput) -> None:
+        for sample, kl, keep in zip(batch, output.kl.tolist(), output.keep.tolist(), strict=True):
+            sample.kl = kl
+            if not keep:
+                sample.outcome = Outcome.NOT_FINITE if math.isnan(kl) else Outcome.DROPPED_KL
+
+
+_KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)
+_UNSCORED = frozenset({Outcome.NO_SIGNAL, Outcome.DROPPED_ADVANTAGE, Outcome.MASKED_TRUNCATED})
+
+
+def _is_valid(rollout: Rollout) -> bool:
+    logprobs = torch.from_numpy(np.array(rollout.logprobs))[None]
+    return bool(valid_samples(logprobs, torch.ones_like(logprobs, dtype=torch.bool)))
+
+
+def _micro_batches(samples: list[_Sample], max_tokens: int) -> Iterator[list[_Sample]]:
+    """Split into batches whose padded size stays within `max_tokens`, or that hold one sample.
+
+    Longest first: similar lengths pad little, and what does not fit in memory fails at once.
+    """
+    batch: list[_Sample] = []
+    for sample in sorted(samples, key=lambda s: -s.width):
+        if batch and (len(batch) + 1) * batch[0].width > max_tokens:
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def _per_peer(samples: list[_Sample]) -> dict[str, PeerReport]:
+    by_peer: dict[str, list[_Sample]] = {}
+    for sample in samples:
+        by_peer.setdefault(OWN if sample.own else sample.publisher, []).append(sample)
+    reports = {}
+    for peer, theirs in by_peer.items():
+        outcomes = Counter(s.outcome for s in theirs)
+        p50, p90, p99 = _quantiles(theirs)
+        reports[peer] = PeerReport(
+            samples=len(theirs),
+            trained=outcomes[Outcome.TRAINED],
+            dropped_advantage=outcomes[Outcome.DROPPED_ADVANTAGE],
+            dropped_kl=outcomes[Outcome.DROPPED_KL],
+            kl_p50=p50,
+            kl_p90=p90,
+            kl_p99=p99,
+        )
+    return reports
+
+
+def _quantiles(samples: list[_Sample]) -> tuple[float | None, float | None, float | None]:
+    return kl_quantiles([s.kl for s in samples]) or (None, None, None)
+
+
+def _entropy(samples: list[_Sample]) -> float | None:
+    """Mean of -log p over tokens drawn from p: an unbiased estimate of the entropy per token."""
+    logprobs = [s.rollout.logprobs for s in samples if s.outcome is not Outcome.INVALID]
+    return -float(np.concatenate(logprobs).mean(dtype=np.float64)) if logprobs else None
