@@ -158,6 +158,7 @@ class WorkerPool:
             _kill(process)
         places = [await self._places.get() for _ in range(self._workers)]  # no call is under way
         for process in self._processes:
+            _kill(process)
             await process.wait()
         self._processes.clear()
         for _ in places:
@@ -205,17 +206,20 @@ class WorkerPool:
         self._processes = [p for p in self._processes if p.returncode is None]
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         environment["PYTHONPATH"] = str(Path(swarm.__file__).parents[1])
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-m", "swarm.rewards.child"),
-            *(str(os.getpid()), str(self._memory_bytes)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-m", "swarm.rewards.child"),
+                *(str(os.getpid()), str(self._memory_bytes)),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as fault:
+            raise self._fault(error, "crashed", f"no worker process: {fault}") from None
         self._processes.append(process)
         self.counts["started"] += 1
         try:
