@@ -1,0 +1,485 @@
+"""Payloads between two peers over one libp2p stream: charter, blobs by hash, notices.
+
+Owns: frames, sizes, time limits, upload rate and the number of streams served. Does not know: what
+a charter, a blob or a notice says, nor which of them to ask for.
+
+One stream is one request, one reply, the payloads, then the reader's last byte (docs/PROTOCOL.md,
+"Streams"). Each side bounds what the other can cost it: a chunk that does not come or go in time
+ends the stream, and nothing is allocated by a peer's number before it is checked.
+"""
+
+import asyncio
+import hashlib
+import io
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+
+from swarm.errors import RemoteProtocolError, SwarmError
+from swarm.net.daemon import NetworkError, RefusedByDaemonError
+from swarm.net.overlay import Overlay
+from swarm.protocol.manifest import MAX_CHARTER_BYTES
+from swarm.protocol.reasons import Reason
+from swarm.protocol.records import PROTOCOL_VERSIONS
+
+CHUNK_BYTES = 256 * 1024
+MAX_FRAME_BYTES = 64 * 1024
+MAX_NOTICE_BYTES = 4096
+MAX_BLOBS_PER_REQUEST = 16
+MAX_STREAMS_PER_PEER = 8
+
+OPEN_TIMEOUT_S = 10.0
+FRAME_TIMEOUT_S = 10.0
+CHUNK_TIMEOUT_S = 15.0
+"""For one chunk to come or go: a stream moves at least 17 KiB/s or ends."""
+ACK_TIMEOUT_S = 30.0
+
+_PROTOCOL_PREFIX = "/swarm-node/exchange/"
+_ACK = b"\x06"
+_HASH_BYTES = 32
+_MAX_DETAIL_CHARS = 200
+# Streams beside those that send a payload: a request being read, a notice, a last byte awaited.
+_EXTRA_STREAMS = 64
+
+logger = logging.getLogger(__name__)
+
+Blob = bytes | Path | None
+
+
+class Status(StrEnum):
+    """How a request ended; the first four travel in a reply."""
+
+    OK = "ok"
+    NOT_FOUND = "not_found"
+    REFUSED = "refused"
+    BUSY = "busy"
+    INCOMPATIBLE = "incompatible"
+    """The peer speaks no version of the exchange that this node speaks."""
+    UNREACHABLE = "unreachable"
+    """No connection, or it broke or stalled."""
+
+
+_REPLY_STATUS = (Status.OK, Status.NOT_FOUND, Status.REFUSED, Status.BUSY)
+
+
+class ExchangeError(SwarmError):
+    """A request got no payload, and no bytes were wrong: a later one may succeed.
+
+    Args:
+        status: why.
+        detail: in words, partly a peer's.
+    """
+
+    def __init__(self, status: Status, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.detail = detail
+
+
+class UploadLimit:
+    """Spaces out chunks so that all streams together keep to a rate.
+
+    Args:
+        bytes_per_s: None: no limit.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_s = clock()
+
+    def reserve(self, size_bytes: int) -> float:
+        """Take the next place in line; how many seconds to wait before sending."""
+        if self._bytes_per_s is None:
+            return 0.0
+        now_s = self._clock()
+        start_s = max(now_s, self._free_s)
+        self._free_s = start_s + size_bytes / self._bytes_per_s
+        return start_s - now_s
+
+    def streams(self, at_most: int) -> int:
+        """How many streams can share the rate before their readers give a chunk up."""
+        if self._bytes_per_s is None:
+            return at_most
+        chunks = self._bytes_per_s * CHUNK_TIMEOUT_S / 2 / CHUNK_BYTES
+        return min(at_most, max(1, int(chunks)))
+
+
+class Exchange:
+    """Serves this node's payloads to peers and fetches theirs.
+
+    Args:
+        overlay: started before `start`.
+        swarm_id: requests for another swarm are refused.
+        charter: what is served as charter; None while there is none.
+        blob: bytes or file of a content hash, or None.
+        on_notice: called with the sender's peer id and the notice's body.
+        max_streams: payloads sent at once; more are answered "busy".
+        upload_bytes_per_s: of all streams together; None: no limit.
+    """
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        swarm_id: bytes,
+        *,
+        charter: Callable[[], bytes | None],
+        blob: Callable[[bytes], Blob],
+        on_notice: Callable[[str, bytes], None],
+        max_streams: int = 16,
+        upload_bytes_per_s: float | None = None,
+    ) -> None:
+        self.served: Counter[str] = Counter()
+        """Requests answered, by "<operation> <status>"."""
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._overlay = overlay
+        self._swarm_id = swarm_id
+        self._charter = charter
+        self._blob = blob
+        self._on_notice = on_notice
+        self._limit = UploadLimit(upload_bytes_per_s)
+        self._max_sending = self._limit.streams(max_streams)
+        self._max_streams = max_streams + _EXTRA_STREAMS
+        self._sending = 0
+        self._streams_by_peer: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Serve from now on; the overlay ends it with its own stop."""
+        for version in PROTOCOL_VERSIONS:
+            await self._overlay.serve(f"{_PROTOCOL_PREFIX}{version}", self._serve)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    async def fetch_charter(self, peer: str) -> bytes:
+        """The charter that a peer serves; the caller checks it against the swarm's id.
+
+        Raises:
+            ExchangeError: unreachable, busy, not found, refused or incompatible.
+            RemoteProtocolError: the peer broke the protocol.
+        """
+        async with self._request(peer, {"op": "charter"}) as (reader, sizes):
+            if len(sizes) != 1 or sizes[0] is None or sizes[0] > MAX_CHARTER_BYTES:
+                raise RemoteProtocolError(
+                    Reason.SIZE, f"charter of {sizes} bytes; at most {MAX_CHARTER_BYTES} is right"
+                )
+            return await self._read_payload(reader, sizes[0])
+
+    async def fetch_blob(
+        self, peer: str, digest: bytes, max_bytes: int, size: int | None = None
+    ) -> bytes:
+        """The blob with this sha256.
+
+        Args:
+            max_bytes: this node's own limit.
+            size: what it must have; None: any within the limit.
+
+        Raises:
+            ExchangeError: as above; not found; above `max_bytes`.
+            RemoteProtocolError: another size than `size`, another hash, a broken frame.
+        """
+        async with self._request(peer, {"op": "blobs", "hashes": [digest]}) as (reader, sizes):
+            (found,) = _checked_sizes(sizes, [size])
+            if found is None:
+                raise ExchangeError(Status.NOT_FOUND, f"no blob {digest.hex()} there")
+            if found > max_bytes:
+                raise ExchangeError(
+                    Status.REFUSED,
+                    f"blob {digest.hex()} has {found} bytes, this node's limit is {max_bytes}",
+                )
+            return await self._read_blob(reader, digest, found)
+
+    async def fetch_blobs(
+        self, peer: str, wanted: Sequence[tuple[bytes, int]]
+    ) -> list[bytes | None]:
+        """Several blobs in one stream, in order; None for one that the peer does not have.
+
+        Args:
+            wanted: (sha256, size in bytes) of each, at most `MAX_BLOBS_PER_REQUEST`.
+
+        Raises:
+            ExchangeError: as above.
+            RemoteProtocolError: as above.
+        """
+        if not 0 < len(wanted) <= MAX_BLOBS_PER_REQUEST:
+            raise ValueError(f"1 to {MAX_BLOBS_PER_REQUEST} blobs in a request, not {len(wanted)}")
+        hashes = [digest for digest, _ in wanted]
+        async with self._request(peer, {"op": "blobs", "hashes": hashes}) as (reader, sizes):
+            found = _checked_sizes(sizes, [size for _, size in wanted])
+            return [
+                None if size is None else await self._read_blob(reader, digest, size)
+                for digest, size in zip(hashes, found, strict=True)
+            ]
+
+    async def notify(self, peer: str, body: bytes) -> None:
+        """Hand a peer a notice; returns when the peer has taken it.
+
+        Raises:
+            ExchangeError: as above.
+            RemoteProtocolError: as above.
+        """
+        if len(body) > MAX_NOTICE_BYTES:
+            raise ValueError(f"a notice has at most {MAX_NOTICE_BYTES} bytes, not {len(body)}")
+        async with self._request(peer, {"op": "notice", "body": body}):
+            pass
+
+    @asynccontextmanager
+    async def _request(
+        self, peer: str, request: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, list[int | None]]]:
+        """Send a request and read its reply; the payloads are read inside the context."""
+        protocols = [f"{_PROTOCOL_PREFIX}{v}" for v in sorted(PROTOCOL_VERSIONS, reverse=True)]
+        with _network_faults(peer):
+            _, reader, writer = await self._overlay.open_stream(peer, protocols, OPEN_TIMEOUT_S)
+            try:
+                writer.write(_frame({**request, "swarm": self._swarm_id}))
+                async with asyncio.timeout(FRAME_TIMEOUT_S):
+                    await writer.drain()
+                reply = await _read_frame(reader)
+                yield reader, _check_reply(reply)
+                writer.write(_ACK)
+                async with asyncio.timeout(FRAME_TIMEOUT_S):
+                    await writer.drain()
+            finally:
+                writer.close()
+
+    async def _read_blob(self, reader: asyncio.StreamReader, digest: bytes, size: int) -> bytes:
+        payload = await self._read_payload(reader, size)
+        if hashlib.sha256(payload).digest() != digest:
+            raise RemoteProtocolError(Reason.HASH, f"{size} bytes that are not {digest.hex()}")
+        return payload
+
+    async def _read_payload(self, reader: asyncio.StreamReader, size: int) -> bytes:
+        """Memory grows with what has arrived, not with what was promised."""
+        payload = bytearray()
+        while len(payload) < size:
+            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                payload += await reader.readexactly(min(CHUNK_BYTES, size - len(payload)))
+        self.bytes_received += size
+        return bytes(payload)
+
+    # -- serving ---------------------------------------------------------------------------------
+
+    async def _serve(
+        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One incoming stream, from its request to the reader's last byte."""
+        if (
+            self._streams_by_peer[peer] >= MAX_STREAMS_PER_PEER
+            or self._streams_by_peer.total() >= self._max_streams
+        ):
+            await self._reply(writer, "any", Status.BUSY, detail="too many streams")
+            return
+        self._streams_by_peer[peer] += 1
+        try:
+            await self._answer(peer, reader, writer)
+            async with asyncio.timeout(ACK_TIMEOUT_S):
+                await reader.read(1)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            self.served["broken off"] += 1
+            logger.debug("stream of %s broken off: %r", peer, error)
+        finally:
+            self._streams_by_peer[peer] -= 1
+            if not self._streams_by_peer[peer]:
+                del self._streams_by_peer[peer]
+
+    async def _answer(
+        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        operation = "unknown"
+        try:
+            request = await _read_frame(reader)
+            if request.get("swarm") != self._swarm_id:
+                await self._reply(writer, operation, Status.REFUSED, detail="another swarm")
+                return
+            match request.get("op"):
+                case "notice":
+                    operation = "notice"
+                    self._on_notice(peer, _notice_body(request))
+                    await self._reply(writer, operation, Status.OK)
+                case "charter":
+                    operation = "charter"
+                    await self._send(writer, operation, [self._charter()])
+                case "blobs":
+                    operation = "blobs"
+                    hashes = _hashes(request)
+                    await self._send(writer, operation, [self._blob(digest) for digest in hashes])
+                case other:
+                    detail = f"no operation {str(other)[:40]!r}"
+                    await self._reply(writer, operation, Status.REFUSED, detail=detail)
+        except RemoteProtocolError as error:
+            logger.info("request of %s refused: %.200r", peer, str(error))
+            await self._reply(writer, operation, Status.REFUSED, detail=str(error))
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, operation: str, blobs: Sequence[Blob]
+    ) -> None:
+        """Reply with the sizes, then send what is there."""
+        if self._sending >= self._max_sending:
+            await self._reply(writer, operation, Status.BUSY, detail="too many uploads")
+            return
+        if operation == "charter" and blobs[0] is None:
+            await self._reply(writer, operation, Status.NOT_FOUND, detail="no charter yet")
+            return
+        self._sending += 1
+        try:
+            with ExitStack() as stack:
+                sources = [await _open_source(blob, stack) for blob in blobs]
+                sizes = [None if source is None else source[1] for source in sources]
+                await self._reply(writer, operation, Status.OK, sizes=sizes)
+                for source in sources:
+                    if source is not None:
+                        await self._send_payload(writer, *source)
+        finally:
+            self._sending -= 1
+
+    async def _send_payload(
+        self, writer: asyncio.StreamWriter, source: BinaryIO, size: int
+    ) -> None:
+        left = size
+        while left:
+            chunk = await asyncio.to_thread(source.read, min(CHUNK_BYTES, left))
+            if not chunk:
+                raise OSError(f"a blob ends {left} bytes before its size of {size}")
+            await asyncio.sleep(self._limit.reserve(len(chunk)))
+            writer.write(chunk)
+            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                await writer.drain()
+            left -= len(chunk)
+            self.bytes_sent += len(chunk)
+
+    async def _reply(
+        self,
+        writer: asyncio.StreamWriter,
+        operation: str,
+        status: Status,
+        *,
+        sizes: Sequence[int | None] = (),
+        detail: str = "",
+    ) -> None:
+        self.served[f"{operation} {status}"] += 1
+        reply = {"status": str(status), "sizes": list(sizes), "detail": detail[:_MAX_DETAIL_CHARS]}
+        writer.write(_frame(reply))
+        async with asyncio.timeout(FRAME_TIMEOUT_S):
+            await writer.drain()
+
+
+def _frame(fields: Mapping[str, Any]) -> bytes:
+    body: bytes = msgpack.packb(fields)
+    return len(body).to_bytes(4, "little") + body
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Raises RemoteProtocolError for anything but a map with text keys; TimeoutError when late."""
+    async with asyncio.timeout(FRAME_TIMEOUT_S):
+        size = int.from_bytes(await reader.readexactly(4), "little")
+        if size > MAX_FRAME_BYTES:
+            raise RemoteProtocolError(
+                Reason.MALFORMED, f"a frame of {size} bytes; at most {MAX_FRAME_BYTES} is right"
+            )
+        body = await reader.readexactly(size)
+    try:
+        fields = msgpack.unpackb(body, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(Reason.MALFORMED, f"a frame is no MessagePack: {error}") from None
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError(Reason.MALFORMED, "a frame is no map")
+    return fields
+
+
+def _check_reply(reply: Mapping[str, Any]) -> list[int | None]:
+    """The sizes of the payloads that follow.
+
+    Raises:
+        ExchangeError: the peer has no payload for this request.
+        RemoteProtocolError: the reply is malformed.
+    """
+    status, sizes, detail = reply.get("status"), reply.get("sizes", []), reply.get("detail", "")
+    if status not in _REPLY_STATUS or not isinstance(sizes, list) or not isinstance(detail, str):
+        raise RemoteProtocolError(Reason.MALFORMED, f"a reply with status {str(status)[:40]!r}")
+    if status != Status.OK:
+        raise ExchangeError(Status(status), f"{detail[:_MAX_DETAIL_CHARS]!r}")
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise RemoteProtocolError(Reason.MALFORMED, "a reply with sizes that are no sizes")
+    return sizes
+
+
+def _checked_sizes(
+    sizes: Sequence[int | None], wanted: Sequence[int | None]
+) -> Sequence[int | None]:
+    """The sizes of a reply, one for each wanted blob; a wanted None means any size."""
+    if len(sizes) != len(wanted):
+        raise RemoteProtocolError(
+            Reason.MALFORMED, f"{len(sizes)} sizes for {len(wanted)} blobs asked for"
+        )
+    for size, right in zip(sizes, wanted, strict=True):
+        if size is not None and right is not None and size != right:
+            raise RemoteProtocolError(Reason.SIZE, f"a blob of {size} bytes; {right} is right")
+    return sizes
+
+
+def _notice_body(request: Mapping[str, Any]) -> bytes:
+    body = request.get("body")
+    if not isinstance(body, bytes) or len(body) > MAX_NOTICE_BYTES:
+        raise RemoteProtocolError(
+            Reason.MALFORMED, f"a notice's body is at most {MAX_NOTICE_BYTES} bytes"
+        )
+    return body
+
+
+def _hashes(request: Mapping[str, Any]) -> list[bytes]:
+    hashes = request.get("hashes")
+    if (
+        not isinstance(hashes, list)
+        or not 0 < len(hashes) <= MAX_BLOBS_PER_REQUEST
+        or not all(isinstance(digest, bytes) and len(digest) == _HASH_BYTES for digest in hashes)
+    ):
+        raise RemoteProtocolError(
+            Reason.MALFORMED, f"'hashes' is a list of 1 to {MAX_BLOBS_PER_REQUEST} sha256"
+        )
+    return hashes
+
+
+async def _open_source(blob: Blob, stack: ExitStack) -> tuple[BinaryIO, int] | None:
+    """Something to read from, and its size; a file that is gone by now is not there."""
+    if blob is None:
+        return None
+    if isinstance(blob, bytes):
+        return io.BytesIO(blob), len(blob)
+    try:
+        file = stack.enter_context(await asyncio.to_thread(blob.open, "rb"))
+    except FileNotFoundError:
+        return None
+    return file, os.fstat(file.fileno()).st_size
+
+
+@contextmanager
+def _network_faults(peer: str) -> Iterator[None]:
+    """Map what the layers below raise to ExchangeError."""
+    try:
+        yield
+    except RefusedByDaemonError as error:
+        text = str(error)
+        if "protocols not supported" in text:
+            raise ExchangeError(
+                Status.INCOMPATIBLE,
+                f"{peer} speaks none of the exchange's versions {PROTOCOL_VERSIONS}",
+            ) from None
+        raise ExchangeError(Status.UNREACHABLE, f"{peer}: {text[:_MAX_DETAIL_CHARS]}") from None
+    except NetworkError as error:
+        raise ExchangeError(Status.UNREACHABLE, f"{peer}: {error}") from None
+    except TimeoutError:
+        raise ExchangeError(Status.UNREACHABLE, f"{peer} is silent or too slow") from None
+    except (OSError, asyncio.IncompleteReadError):
+        raise ExchangeError(Status.UNREACHABLE, f"{peer} broke the stream off") from None
