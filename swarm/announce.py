@@ -18,12 +18,13 @@ from swarm.errors import RemoteProtocolError
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.protocol.records import (
-    BUCKET_S,
+    ANNOUNCEMENT_TTL_S,
     MAX_GROUPS_PER_ANNOUNCEMENT,
     PROTOCOL_VERSIONS,
     Announcement,
     GroupRef,
     announcement_key,
+    bucket_of,
     shard_of,
 )
 
@@ -34,9 +35,6 @@ DHT_PERIOD_S = 5.0
 
 DHT_RECORDS = 4
 """Announcement records of one node in one bucket: the newest groups, the rest is only noticed."""
-
-RECORD_TTL_S = 2 * BUCKET_S
-"""A record outlives its bucket, so that readers of the previous bucket still find it."""
 
 MAX_NOTIFIED = 16
 """Members that get a notice at once; more are chosen at random, the others read the DHT."""
@@ -133,7 +131,7 @@ class Announcer:
             await asyncio.sleep(DHT_PERIOD_S)
 
     async def _store_recent(self) -> None:
-        bucket = int(time.time() // BUCKET_S)
+        bucket = bucket_of(time.time())
         key = announcement_key(
             self._swarm_id, bucket, shard_of(self._overlay.peer_id, self._shards)
         )
@@ -142,10 +140,10 @@ class Announcer:
             refs = recent[slot * MAX_GROUPS_PER_ANNOUNCEMENT :][:MAX_GROUPS_PER_ANNOUNCEMENT]
             if refs:
                 body = self._announcement(refs).pack()
-                await self._overlay.put(key, body, ttl_s=RECORD_TTL_S, suffix=bytes([slot]))
+                await self._overlay.put(key, body, ttl_s=ANNOUNCEMENT_TTL_S, suffix=bytes([slot]))
 
     async def _read(self) -> None:
-        bucket = int(time.time() // BUCKET_S)
+        bucket = bucket_of(time.time())
         for key in (
             announcement_key(self._swarm_id, when, shard)
             for when in (bucket - 1, bucket)

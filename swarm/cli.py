@@ -153,19 +153,28 @@ def _parser() -> Parser:
         "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
     )
     seed.add_argument(
-        "prompts", nargs="?", type=Path, metavar="PROMPTS",
+        "prompts",
+        nargs="?",
+        type=Path,
+        metavar="PROMPTS",
         help="JSONL with `prompt` or `messages`, and `answer`",
     )
     seed.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json")
     seed.add_argument("--swarm-name", metavar="NAME", help="shown to members; default: file's name")
     seed.add_argument("--held-out", type=Path, metavar="FILE", help="JSONL of evaluation prompts")
     seed.add_argument(
-        "--held-out-fraction", type=float, default=0.1, metavar="X",
+        "--held-out-fraction",
+        type=float,
+        default=0.1,
+        metavar="X",
         help="without --held-out: this share of PROMPTS (default 0.1)",
     )
     seed.add_argument("--ood", type=Path, metavar="FILE", help="JSONL, out of distribution")
     seed.add_argument(
-        "--template", default="auto", metavar="auto|plain|chat|FILE", help="how prompts are rendered"
+        "--template",
+        default="auto",
+        metavar="auto|plain|chat|FILE",
+        help="how prompts are rendered",
     )
     seed.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     seed.add_argument("--reward", default="number", metavar="NAME", help="number (default), exact")
@@ -181,7 +190,10 @@ def _parser() -> Parser:
     )
     seed.add_argument("--append", type=Path, metavar="FILE", help="add prompts to the swarm")
     seed.add_argument(
-        "--close", nargs="?", const="now", metavar="WHEN",
+        "--close",
+        nargs="?",
+        const="now",
+        metavar="WHEN",
         help="end the swarm now, or at an ISO 8601 time",
     )
     seed.add_argument("--min-version", metavar="X.Y.Z", help="oldest software that may train")
@@ -201,7 +213,9 @@ def _parser() -> Parser:
     _add_data_dir(status)
 
     invite = verb(
-        "invite", _invite, "print a fresh invite to the swarm of the running node",
+        "invite",
+        _invite,
+        "print a fresh invite to the swarm of the running node",
         "  swarm-node invite\n",
     )
     invite.add_argument("--json", action="store_true", help="as JSON")
@@ -223,7 +237,11 @@ def _parser() -> Parser:
     demo.add_argument("--seed", type=int, default=0, metavar="N")
     demo.add_argument("--method", default="ftis", metavar="NAME", help="ftis, tis, vis, nois, ...")
     demo.add_argument(
-        "--model", action="append", type=Path, default=[], metavar="DIR",
+        "--model",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
         help="your own models instead (repeatable); one tokenizer",
     )
     demo.add_argument("--out", type=Path, metavar="DIR", help="where results and logs go")
@@ -243,7 +261,10 @@ def _add_node_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", help="IPv4 address to listen on")
     parser.add_argument("--port", metavar="N", help="TCP port to listen on; 0: any")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
         help="any field of node.toml (repeatable)",
     )
 
@@ -452,8 +473,8 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
         if same_terms(charter, genesis):
             return bytes(current)
         raise DataError(
-            f"{data_dir.root} holds the swarm {charter.manifest.name!r} ({current.hex()[:16]}) with "
-            "other prompts or options. To add prompts: seed --append FILE. For another swarm: "
+            f"{data_dir.root} holds the swarm {charter.manifest.name!r} ({current.hex()[:16]}) "
+            "with other prompts or options. To add prompts: seed --append FILE. For another swarm: "
             "another --data-dir. To serve it again: seed without PROMPTS"
         )
     store_genesis(genesis, options, data_dir)
@@ -485,7 +506,8 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
                 when = datetime.datetime.fromisoformat(arguments.close).timestamp()
             except ValueError:
                 raise UsageError(
-                    f"--close {arguments.close}: expected an ISO 8601 time, e.g. 2027-01-31T18:00+00:00"
+                    f"--close {arguments.close}: expected an ISO 8601 time, "
+                    "e.g. 2027-01-31T18:00+00:00"
                 ) from None
         asked.append({"close_at_s": when})
     if arguments.min_version is not None:
@@ -541,9 +563,7 @@ def _status(arguments: Arguments) -> int:
     from swarm.observe import swarm_snapshot
 
     logging.basicConfig(level=logging.ERROR)
-    return _show(
-        arguments, lambda: _run(swarm_snapshot(invite, arguments.timeout)), local=False
-    )
+    return _show(arguments, lambda: _run(swarm_snapshot(invite, arguments.timeout)), local=False)
 
 
 def _show(arguments: Arguments, fetch: Callable[[], dict[str, Any]], *, local: bool) -> int:
@@ -568,7 +588,9 @@ def _show(arguments: Arguments, fetch: Callable[[], dict[str, Any]], *, local: b
         return _verdict(snapshot, local)
     from rich.live import Live
 
-    with Live(view(snapshot), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(
+        view(snapshot), console=console, auto_refresh=False, screen=console.is_terminal
+    ) as live:
         while True:
             time.sleep(1.0 if local else 5.0)
             snapshot = fetch()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ SETTINGS: Mapping[str, str] = {
     "checkpoint.every_steps": "100",
 }
 """What all volunteers of the demo share; measured in docs/RESULTS.md."""
+
+SWARM_FLAGS: Mapping[str, str] = {
+    "--reward": "number",
+    "--group-size": "8",
+    "--max-prompt-tokens": "16",
+    "--max-completion-tokens": "10",
+}
+"""What the organizer of the demo decides."""
 
 LORA_SETTINGS: Mapping[str, str] = {
     "model.mode": "lora",
@@ -176,9 +184,9 @@ def run_demo(options: DemoOptions) -> int:
 
 def write_prompts(out: Path, seed: int) -> None:
     """The three prompt files of the arithmetic task."""
-    for name, problems in tasks.prompt_sets(seed).items():
-        lines = [json.dumps(problem.record()) for problem in problems]
-        write_atomic(out / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
+    for name, records in asdict(tasks.arithmetic_prompts(seed)).items():
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomic(out / f"{name}.jsonl", lines.encode())
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -215,7 +223,7 @@ def spawn(
     children: list[subprocess.Popen[bytes]],
     stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `swarm-node ARGUMENTS` out of reach of the terminal's Ctrl-C, which is ours to pass on."""
+    """Start `swarm-node ARGUMENTS`; a Ctrl-C at the terminal reaches only this process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
     environment |= {"XDG_RUNTIME_DIR": str(scratch), "OMP_NUM_THREADS": "1"}
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,17 +252,21 @@ def start_organizer(
     data_dir = node_data_dir(out, "organizer")
     child = spawn(
         [
-            "seed", str(out / "train.jsonl"),
-            "--held-out", str(out / "held_out.jsonl"),
-            "--ood", str(out / "out_of_distribution.jsonl"),
-            "--tokenizer", str(first.model),
-            "--swarm-name", "arithmetic demo",
-            "--reward", tasks.REWARD,
-            "--group-size", str(tasks.GROUP_SIZE),
-            "--max-prompt-tokens", str(tasks.MAX_PROMPT_TOKENS),
-            "--max-completion-tokens", str(tasks.MAX_COMPLETION_TOKENS),
-            "--data-dir", str(data_dir.root),
-            "--name", "organizer",
+            "seed",
+            str(out / "train.jsonl"),
+            "--held-out",
+            str(out / "held_out.jsonl"),
+            "--ood",
+            str(out / "out_of_distribution.jsonl"),
+            "--tokenizer",
+            str(first.model),
+            "--swarm-name",
+            "arithmetic demo",
+            *[part for flag, value in SWARM_FLAGS.items() for part in (flag, value)],
+            "--data-dir",
+            str(data_dir.root),
+            "--name",
+            "organizer",
             *as_flags({k: v for k, v in SETTINGS.items() if k.startswith("network.")}),
         ],
         data_dir.log_path.with_name("console.log"),
@@ -286,10 +298,14 @@ def start_volunteer(
     settings = {**SETTINGS, **volunteer.settings, **method, "node.seed": str(seed)}
     process = spawn(
         [
-            "join", invite,
-            "--model", str(volunteer.model),
-            "--name", volunteer.name,
-            "--data-dir", str(data_dir.root),
+            "join",
+            invite,
+            "--model",
+            str(volunteer.model),
+            "--name",
+            volunteer.name,
+            "--data-dir",
+            str(data_dir.root),
             *as_flags(settings),
         ],
         data_dir.log_path.with_name("console.log"),
@@ -334,7 +350,9 @@ def watch(
                 console.print(progress_line(running, elapsed))
             if all(done(node, steps) for node in running):
                 return
-            if elapsed > LIMIT_S or (elapsed > START_TIMEOUT_S and not any(n.status for n in running)):
+            if elapsed > LIMIT_S or (
+                elapsed > START_TIMEOUT_S and not any(n.status for n in running)
+            ):
                 raise SwarmError(f"the demo is not done after {elapsed:.0f} s; see the logs")
             time.sleep(0.5)
 
@@ -361,10 +379,20 @@ def live_view(
     """The table that is refreshed in place."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for column, justify in (
-        ("node", "left"), ("model", "left"), ("mode", "left"), ("doing", "left"),
-        ("step", "right"), ("accuracy", "right"), ("", "left"), ("reward", "right"),
-        ("made", "right"), ("fetched", "right"), ("filtered", "right"), ("rejected", "right"),
-        ("B/token", "right"), ("tokens/s", "right"),
+        ("node", "left"),
+        ("model", "left"),
+        ("mode", "left"),
+        ("doing", "left"),
+        ("step", "right"),
+        ("accuracy", "right"),
+        ("", "left"),
+        ("reward", "right"),
+        ("made", "right"),
+        ("fetched", "right"),
+        ("filtered", "right"),
+        ("rejected", "right"),
+        ("B/token", "right"),
+        ("tokens/s", "right"),
     ):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for node in running:
@@ -388,7 +416,9 @@ def live_view(
             f"{exchange.get('bytes_per_token') or 0:.1f}",
             f"{training.get('tokens_per_s', 0):.0f}",
         )
-    head = Text(f"{len(running)} volunteers and an organizer, method {method}, {elapsed:.0f} s", "bold")
+    head = Text(
+        f"{len(running)} volunteers and an organizer, method {method}, {elapsed:.0f} s", "bold"
+    )
     return Group(head, Text(), table)
 
 
@@ -438,18 +468,31 @@ def summary_table(results: Mapping[str, Any]) -> Table:
     """Start and end of every node, and what it trained on."""
     table = Table(title=f"after {results['seconds']:.0f} s, method {results['method']}")
     for column, justify in (
-        ("node", "left"), ("model", "left"), ("mode", "left"), ("steps", "right"),
-        ("start", "right"), ("end", "right"), ("own samples", "right"),
-        ("peers' samples", "right"), ("peers' share", "right"), ("filtered", "right"),
+        ("node", "left"),
+        ("model", "left"),
+        ("mode", "left"),
+        ("steps", "right"),
+        ("start", "right"),
+        ("end", "right"),
+        ("own samples", "right"),
+        ("peers' samples", "right"),
+        ("peers' share", "right"),
+        ("filtered", "right"),
         ("B/token", "right"),
     ):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for node in results["nodes"]:
         table.add_row(
-            node["name"], node["model"], node["mode"], str(node["steps"]),
-            share(node["accuracy_start"]), share(node["accuracy_end"]),
-            str(node["own_samples_trained"]), str(node["foreign_samples_trained"]),
-            f"{node['foreign_share']:.0%}", str(node["samples_filtered"]),
+            node["name"],
+            node["model"],
+            node["mode"],
+            str(node["steps"]),
+            share(node["accuracy_start"]),
+            share(node["accuracy_end"]),
+            str(node["own_samples_trained"]),
+            str(node["foreign_samples_trained"]),
+            f"{node['foreign_share']:.0%}",
+            str(node["samples_filtered"]),
             f"{node['bytes_per_token'] or 0:.1f}",
         )
     return table
@@ -466,10 +509,16 @@ def draw_curves(results: Mapping[str, Any], path: Path) -> None:
     for node in results["nodes"]:
         points = [(p["step"], p["held_out"]) for p in node["accuracies"] if "held_out" in p]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3,
-                      label=f"{node['name']} ({node['model']}, {node['mode']})")
+            axes.plot(
+                *zip(*points, strict=True),
+                marker="o",
+                markersize=3,
+                label=f"{node['name']} ({node['model']}, {node['mode']})",
+            )
     axes.set(
-        xlabel="training step", ylabel="greedy accuracy on held-out prompts", ylim=(0.0, 1.0),
+        xlabel="training step",
+        ylabel="greedy accuracy on held-out prompts",
+        ylim=(0.0, 1.0),
         title=f"{len(results['nodes'])} nodes, method {results['method']}",
     )
     axes.grid(alpha=0.3)

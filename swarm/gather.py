@@ -17,7 +17,8 @@ from swarm.errors import RemoteProtocolError
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool, PooledGroup
-from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
+from swarm.protocol.reasons import Reason
+from swarm.protocol.records import Announcement, GroupRef
 from swarm.protocol.rollout import RolloutGroup
 from swarm.rewards.workers import RewardError
 
@@ -29,6 +30,7 @@ MAX_QUEUED_PER_PEER = 64
 BLOBS_PER_REQUEST = 8
 """Groups fetched in one stream: as many as one announcement names."""
 
+Check = Callable[[GroupRef, str], None]
 Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
 Score = Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]]
 
@@ -41,7 +43,6 @@ class GatherCounts:
     fetched: int = 0
     accepted: int = 0
     rejected: int = 0
-    incompatible: int = 0
     bytes: int = 0
     tokens: int = 0
     rejected_by_reason: dict[str, int] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Gatherer:
     """Downloads what the pool has room for, the newest first, round-robin over publishers.
 
     Args:
+        check: raises RemoteProtocolError for an announced group that is not worth fetching.
         verify: decodes a blob and checks it against reference and publisher.
         score: this node's own rewards for verified groups.
         prompt_ids: token ids of a prompt as this node renders it.
@@ -64,15 +66,17 @@ class Gatherer:
         peers: PeerTable,
         *,
         streams: int,
+        check: Check,
         verify: Verify,
         score: Score,
         prompt_ids: Callable[[int], np.ndarray],
-        keep: Callable[[bytes, bytes], None],
+        keep: Callable[[bytes, bytes], bool],
     ) -> None:
         self._exchange = exchange
         self._pool = pool
         self._peers = peers
         self._streams = streams
+        self._check = check
         self._verify = verify
         self._score = score
         self._prompt_ids = prompt_ids
@@ -84,15 +88,19 @@ class Gatherer:
 
     def offer(self, publisher: str, announcement: Announcement) -> None:
         """Note groups that a peer announced; returns at once."""
-        if not set(announcement.versions) & set(PROTOCOL_VERSIONS):
-            self.counts.incompatible += 1
-            return
         now = time.monotonic()
+        self._peers.seen(publisher, now)
         queue = self._queues.setdefault(publisher, OrderedDict())
         for ref in announcement.groups:
-            if ref.hash in queue or self._pool.has_seen(ref, publisher):
+            if ref.hash in queue or self._pool.wants(ref, publisher) is Reason.DUPLICATE:
                 continue
             self.counts.announced += 1
+            try:
+                self._check(ref, publisher)
+            except RemoteProtocolError as error:
+                self._pool.dismiss(ref.hash)
+                self._reject(publisher, error)
+                continue
             queue[ref.hash] = (ref, now)
         while len(queue) > MAX_QUEUED_PER_PEER:
             queue.popitem(last=False)
@@ -133,7 +141,7 @@ class Gatherer:
             room = min(self._pool.room(), BLOBS_PER_REQUEST)
             while queue and len(wanted) < room:
                 _, (ref, announced_s) = queue.popitem(last=True)
-                if now - announced_s <= max_age_s and self._pool.wants(ref, publisher):
+                if now - announced_s <= max_age_s and self._pool.wants(ref, publisher) is None:
                     wanted.append((ref, announced_s))
             if not queue:
                 del self._queues[publisher]
@@ -168,6 +176,7 @@ class Gatherer:
             try:
                 group = self._verify(blob, ref, publisher)
             except RemoteProtocolError as error:
+                self._pool.dismiss(ref.hash)
                 self._reject(publisher, error)
                 continue
             self.counts.tokens += group.n_tokens

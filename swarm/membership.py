@@ -16,9 +16,9 @@ from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.paths import SwarmDir, write_atomic
 from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.reasons import Reason
 from swarm.protocol.records import (
     HEARTBEAT_TTL_S,
-    PROTOCOL_VERSIONS,
     Heartbeat,
     heartbeat_key,
     shard_of,
@@ -188,7 +188,9 @@ class Membership:
             young = time.monotonic() - started < FIRST_SECONDS
             self._beat_now.clear()
             try:
-                async with asyncio.timeout(min(1.0, self._heartbeat_s) if young else self._heartbeat_s):
+                async with asyncio.timeout(
+                    min(1.0, self._heartbeat_s) if young else self._heartbeat_s
+                ):
                     await self._beat_now.wait()
             except TimeoutError:
                 continue
@@ -196,7 +198,9 @@ class Membership:
     async def send_heartbeat(self) -> None:
         """Store this node's heartbeat in the DHT."""
         heartbeat = await self._describe()
-        key = heartbeat_key(self.charter.manifest.swarm_id, shard_of(self._overlay.peer_id, self._shards))
+        key = heartbeat_key(
+            self.charter.manifest.swarm_id, shard_of(self._overlay.peer_id, self._shards)
+        )
         await self._overlay.put(key, heartbeat.pack(), ttl_s=HEARTBEAT_TTL_S)
 
     async def read_heartbeats(self) -> None:
@@ -204,11 +208,9 @@ class Membership:
         now = time.time()
         found: dict[str, Member] = {}
         ahead: str | None = None
-        for peer_id, heartbeat in (await read_swarm(self._overlay, self.charter)).items():
+        heartbeats, self.incompatible = await read_swarm(self._overlay, self.charter)
+        for peer_id, heartbeat in heartbeats.items():
             if peer_id == self._overlay.peer_id or heartbeat.state == "left":
-                continue
-            if not set(heartbeat.versions) & set(PROTOCOL_VERSIONS):
-                self.incompatible.add(peer_id)
                 continue
             known = self.members.get(peer_id)
             changed = known.changed_s if known and known.heartbeat == heartbeat else now
@@ -228,10 +230,16 @@ class Membership:
             await self.update_charter(ahead)
 
 
-async def read_swarm(overlay: Overlay, charter: Charter) -> dict[str, Heartbeat]:
-    """All heartbeats of a swarm now in the DHT, by peer id; undecodable ones are left out."""
+async def read_swarm(overlay: Overlay, charter: Charter) -> tuple[dict[str, Heartbeat], set[str]]:
+    """All heartbeats of a swarm now in the DHT.
+
+    Returns:
+        Heartbeats by peer id, malformed ones left out; and the peers that speak no version of the
+        protocol that this node does.
+    """
     manifest = charter.manifest
     records: dict[str, Heartbeat] = {}
+    incompatible: set[str] = set()
     keys = [heartbeat_key(manifest.swarm_id, shard) for shard in range(manifest.record_shards)]
     for shard in await asyncio.gather(*(overlay.get(key) for key in keys)):
         for (peer_id, suffix), body in shard.items():
@@ -240,5 +248,7 @@ async def read_swarm(overlay: Overlay, charter: Charter) -> dict[str, Heartbeat]
             try:
                 records[peer_id] = Heartbeat.unpack(body)
             except RemoteProtocolError as error:
-                log.debug("heartbeat of %s: %s", peer_id, error)
-    return records
+                if error.reason == Reason.INCOMPATIBLE:
+                    incompatible.add(peer_id)
+                log.debug("heartbeat of %s: %.200r", peer_id, str(error))
+    return records, incompatible

@@ -26,7 +26,9 @@ def resolve(model: ModelSection) -> Path:
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} holds no config.json; it is not a Hugging Face model folder")
+            raise ConfigError(
+                f"{folder} holds no config.json; it is not a Hugging Face model folder"
+            )
         return folder.absolute()
     parts = model.path.split("/")
     if folder.is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "~"):

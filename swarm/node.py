@@ -55,6 +55,10 @@ class Node:
     """
 
     role = "observer"
+    identity: Identity
+    overlay: Overlay
+    exchange: Exchange
+    membership: Membership
 
     def __init__(
         self,
@@ -106,7 +110,7 @@ class Node:
             self.exchange = Exchange(
                 self.overlay,
                 self.swarm_id,
-                charter=lambda: self.membership.charter_bytes,
+                charter=self._charter_bytes,
                 blob=self._find_blob,
                 on_notice=self.on_notice,
                 max_streams=self.config.network.serve_streams,
@@ -193,7 +197,7 @@ class Node:
             loop.add_signal_handler(number, self.stop)
 
     def _last_port(self) -> int:
-        """The port of the last run if it is free now, so that addresses in old invites still work."""
+        """The port of the last run if it is free now, so that old invites still work."""
         try:
             port = int(self.data_dir.port_path.read_text())
             with socket.socket() as probe:
@@ -221,8 +225,18 @@ class Node:
             "addresses": tuple((await self.overlay.addresses())[:4]),
             "name": self.name,
             "software": __version__,
+            "model": "",
+            "parameters": 0,
+            "mode": "",
             "role": self.role,
+            "step": 0,
+            "sampling": False,
             "state": "serving",
+            "accuracy": None,
+            "reward": None,
+            "tokens_per_s": 0.0,
+            "groups_made": 0,
+            "groups_used": 0,
             "amendments": len(charter.amendments),
             "peers": len(self.overlay.connected()),
             "started_s": self.started_s,
@@ -231,6 +245,9 @@ class Node:
         if self._stop.is_set():
             fields.update(state="left", sampling=False)
         return Heartbeat(**fields)
+
+    def _charter_bytes(self) -> bytes | None:
+        return self.membership.charter_bytes
 
     def _find_blob(self, digest: bytes) -> bytes | Path | None:
         """Rollouts and prompt sets, by content hash."""
@@ -304,8 +321,7 @@ class Node:
                 "incompatible_members": len(membership.incompatible),
             },
             "members": [
-                member_row(m.peer_id, m.heartbeat, m.changed_s)
-                for m in membership.members.values()
+                member_row(m.peer_id, m.heartbeat, m.changed_s) for m in membership.members.values()
             ],
             "resources": {
                 "node_memory_bytes": process.memory_info().rss,

@@ -46,7 +46,7 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
         try:
             await overlay.start()
             charter = await _fetch_charter(overlay, exchange, invite, timeout_s)
-            heartbeats = await read_swarm(overlay, charter)
+            heartbeats, _ = await read_swarm(overlay, charter)
         finally:
             await overlay.stop()
     now = time.time()

@@ -5,7 +5,6 @@ Does not know: torch; an organizer needs no model, only the tokenizer's files.
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import time
@@ -35,10 +34,10 @@ from swarm.protocol.manifest import (
     TemplateSpec,
     TokenizerSpec,
 )
-from swarm.protocol.prompts import Prompt, encode_prompt_set, read_jsonl
-from swarm.rewards.registry import check_reward
+from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, read_jsonl
+from swarm.rewards.registry import check_answer, check_reward
 from swarm.rewards.workers import WorkerPool
-from swarm.text import PLAIN_TEMPLATE, Tokenizer, tokens_sha256
+from swarm.text import PLAIN_TEMPLATE, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,9 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
     sets: dict[str, bytes] = {}
     async with WorkerPool(1, 120.0) as workers:
         refs = [
-            await _reference(prompts, template, tokenizer, workers, sets, options.max_prompt_tokens)
+            await _reference(
+                prompts, template, reward, tokenizer, workers, sets, options.max_prompt_tokens
+            )
             if prompts
             else None
             for prompts in (training, held_out, ood)
@@ -150,13 +151,15 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
 
 
 def store_genesis(genesis: Genesis, options: SeedOptions, data_dir: DataDir) -> SwarmDir:
-    """Write charter, prompt sets and the tokenizer's files where the organizer's node finds them."""
+    """Write charter, prompt sets and the tokenizer's files where the node finds them."""
     swarm_dir = data_dir.swarm(genesis.manifest.swarm_id)
     for sha256, data in genesis.sets.items():
         write_atomic(swarm_dir.prompts_dir / f"{sha256}.jsonl", data)
     for name in TOKENIZER_FILES:
         if (options.tokenizer / name).is_file():
-            write_atomic(swarm_dir.root / "tokenizer" / name, (options.tokenizer / name).read_bytes())
+            write_atomic(
+                swarm_dir.root / "tokenizer" / name, (options.tokenizer / name).read_bytes()
+            )
     write_atomic(swarm_dir.charter_path, Charter.from_genesis(genesis.manifest).to_bytes())
     data_dir.current = genesis.manifest.swarm_id
     return swarm_dir
@@ -200,6 +203,7 @@ async def amend(
             append = await _reference(
                 read_jsonl(Path(request["append"])),
                 manifest.template,
+                manifest.reward,
                 tokenizer,
                 workers,
                 sets,
@@ -249,6 +253,7 @@ class Organizer(Node):
 async def _reference(
     prompts: Sequence[Prompt],
     template: TemplateSpec,
+    reward: RewardSpec,
     tokenizer: Tokenizer,
     workers: WorkerPool,
     sets: dict[str, bytes],
@@ -260,18 +265,16 @@ async def _reference(
     for prompt, ids in zip(prompts, rendered.token_ids, strict=True):
         if not 0 < len(ids) <= max_prompt_tokens:
             raise DataError(
-                f"prompt {prompt.prompt or prompt.messages!r:.80} has {len(ids)} tokens; allowed "
+                f"prompt {_text(prompt)} has {len(ids)} tokens; allowed "
                 f"are 1 to {max_prompt_tokens} (--max-prompt-tokens)"
             )
+        wrong = check_answer(reward, prompt.answer)
+        if wrong is not None:
+            raise DataError(f"prompt {_text(prompt)}: {wrong} (reward {reward.name})")
     data = encode_prompt_set(prompts)
-    sha256 = hashlib.sha256(data).hexdigest()
-    sets[sha256] = data
-    return PromptSetRef(
-        sha256=sha256,
-        size_bytes=len(data),
-        count=len(prompts),
-        tokens_sha256=tokens_sha256(rendered.hashes),
-    )
+    ref = prompt_set_ref(data, rendered.hashes)
+    sets[ref.sha256] = data
+    return ref
 
 
 def _template(
@@ -316,15 +319,20 @@ def _stop_ids(options: SeedOptions, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+def _text(prompt: Prompt) -> str:
+    """The beginning of a prompt, for messages."""
+    return repr(prompt.prompt if prompt.prompt is not None else prompt.messages)[:80]
+
+
 def _refuse_overlap(
     training: Sequence[Prompt], held_out: Sequence[Prompt], options: SeedOptions
 ) -> None:
-    texts = {(prompt.prompt, prompt.messages and json.dumps(prompt.messages)) for prompt in training}
+    texts = {
+        (prompt.prompt, prompt.messages and json.dumps(prompt.messages)) for prompt in training
+    }
     for prompt in held_out:
         if (prompt.prompt, prompt.messages and json.dumps(prompt.messages)) in texts:
             raise DataError(
-                f"{options.held_out}: {prompt.prompt or prompt.messages!r:.80} stands in "
+                f"{options.held_out}: {_text(prompt)} stands in "
                 f"{options.prompts} too; held-out prompts must not be trained on"
             )
-
-

@@ -39,7 +39,7 @@ def default_data_dir() -> Path:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file as a whole: a reader sees the old bytes or the new ones, also after a crash."""
+    """Replace a file whole: a reader sees the old bytes or the new ones, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -53,7 +53,10 @@ class PromptTable:
 
 
 async def render(
-    prompts: Sequence[Prompt], manifest_template: str, system: str, tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    manifest_template: str,
+    system: str,
+    tokenizer: Tokenizer,
     workers: WorkerPool,
 ) -> RenderedSet:
     """Render and tokenize prompts.
@@ -116,10 +119,18 @@ def check_limits(manifest: Manifest, sets: Sequence[PromptSetRef], limits: Limit
     sampling = manifest.sampling
     total_mb = sum(ref.size_bytes for ref in sets) / 1e6
     for what, value, field, limit in (
-        ("prompts of up to", sampling.max_prompt_tokens, "max_prompt_tokens",
-         limits.max_prompt_tokens),
-        ("completions of up to", sampling.max_completion_tokens, "max_completion_tokens",
-         limits.max_completion_tokens),
+        (
+            "prompts of up to",
+            sampling.max_prompt_tokens,
+            "max_prompt_tokens",
+            limits.max_prompt_tokens,
+        ),
+        (
+            "completions of up to",
+            sampling.max_completion_tokens,
+            "max_completion_tokens",
+            limits.max_completion_tokens,
+        ),
         ("groups of", sampling.group_size, "max_group_size", limits.max_group_size),
         ("MB of prompts:", total_mb, "max_download_mb", limits.max_download_mb),
     ):

@@ -64,7 +64,9 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
     else:
         alone = status.get("alone") and "training" in status
         rows.add_row("health", Text("ok, training alone" if alone else "ok", "green"))
-    waiting = f", waiting for {safe(activity['waiting_for'], 200)}" if activity["waiting_for"] else ""
+    waiting = (
+        f", waiting for {safe(activity['waiting_for'], 200)}" if activity["waiting_for"] else ""
+    )
     rows.add_row("doing", f"{activity['doing']} for {ago(now - activity['since_s'])}{waiting}")
     swarm = status["swarm"]
     terms = f", {swarm['prompts']} prompts" if "prompts" in swarm else ""
@@ -107,7 +109,9 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
 def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
     training, exchange = status["training"], status["exchange"]
     limit = f" of {training['max_steps']}" if training["max_steps"] else ""
-    rows.add_row("step", f"{training['step']}{limit}, {training['tokens_per_s']:.0f} tokens/s sampled")
+    rows.add_row(
+        "step", f"{training['step']}{limit}, {training['tokens_per_s']:.0f} tokens/s sampled"
+    )
     curve = [point["held_out"] for point in training["accuracies"] if "held_out" in point]
     rows.add_row(
         "accuracy",
@@ -125,8 +129,8 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
     why = f" ({', '.join(f'{k} {v}' for k, v in rejected.items())})" if rejected else ""
     rows.add_row(
         "got",
-        f"{exchange['groups_accepted']} groups accepted, {exchange['groups_rejected']} rejected{why}, "
-        f"{size(exchange['bytes_fetched'])}",
+        f"{exchange['groups_accepted']} groups accepted, "
+        f"{exchange['groups_rejected']} rejected{why}, {size(exchange['bytes_fetched'])}",
     )
     rows.add_row(
         "trained on",
@@ -141,9 +145,19 @@ def members_table(members: Sequence[Mapping[str, Any]], now_s: float) -> Table:
     """All members with what they say of themselves."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for column, justify in (
-        ("member", "left"), ("peer", "left"), ("role", "left"), ("model", "left"), ("mode", "left"),
-        ("step", "right"), ("accuracy", "right"), ("tokens/s", "right"), ("made", "right"),
-        ("used", "right"), ("state", "left"), ("seen", "right"), ("version", "left"),
+        ("member", "left"),
+        ("peer", "left"),
+        ("role", "left"),
+        ("model", "left"),
+        ("mode", "left"),
+        ("step", "right"),
+        ("accuracy", "right"),
+        ("tokens/s", "right"),
+        ("made", "right"),
+        ("used", "right"),
+        ("state", "left"),
+        ("seen", "right"),
+        ("version", "left"),
     ):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for member in sorted(members, key=lambda m: (m["role"], m["name"], m["peer_id"])):

@@ -9,9 +9,9 @@ import hashlib
 import json
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import msgpack
@@ -61,7 +61,7 @@ class Counts:
     tokens_trained: int = 0
     bytes_published: int = 0
     truncated: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class TrainingLoop:
         self._grade = grade
         self._on_progress = on_progress
         self._config_digest = config.digest()
-        self._cursor = Cursor(epoch=0, after=-1)
+        self._cursor = Cursor()
         self._step_seconds = 1.0
         self._evaluated_step = -1
         self._checkpointed_step = -1
@@ -172,7 +172,7 @@ class TrainingLoop:
         self.pool.import_seen(state["seen"])
         known = {f.name for f in fields(Counts)}
         values = {k: v for k, v in state["counts"].items() if k in known}
-        self.counts = Counts(**{**values, "seconds": Counter(values.get("seconds", {}))})
+        self.counts = Counts(**values)
         self.accuracies = state["accuracies"]
         self.rewards.extend(state["rewards"])
         self._evaluated_step = state["evaluated_step"]
@@ -209,20 +209,18 @@ class TrainingLoop:
             await self._wait(self.stopping, 1.0)
             return
         if self.closing.is_set() or 0 < self._config.train.max_steps <= self.step:
-            await self._finish("the swarm is closed" if self.closing.is_set() else "step limit reached")
+            await self._finish(
+                "the swarm is closed" if self.closing.is_set() else "step limit reached"
+            )
             return
         if self._evaluated_step < 0:
             await self._evaluate()
         self.pool.expire(time.monotonic(), self.max_age_s)
         live = 1 + len(self._samplers())
-        missing_own = self.pool.own_minimum(live) - self.pool.own_count
-        missing = self._config.train.groups_per_step - len(self.pool)
-        if max(missing_own, missing) > 0:
-            await self._sample(max(missing_own, missing))
-            return
-        batch = self.pool.compose(live)
+        missing = self.pool.own_missing(live)
+        batch = None if missing else self.pool.compose(live)
         if batch is None:
-            await self._sample(1)
+            await self._sample(max(missing, 1))
             return
         await self._train(batch)
         every = self._config.eval.every_steps
@@ -267,8 +265,9 @@ class TrainingLoop:
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
         started = time.monotonic()
         self.activity.set(phase)
-        answer = await self._learner.call(op, timeout_s=CALL_TIMEOUT_S, **arguments)
-        self.counts.seconds[phase] += time.monotonic() - started
+        answer: dict[str, Any] = await self._learner.call(op, timeout_s=CALL_TIMEOUT_S, **arguments)
+        seconds = self.counts.seconds
+        seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - started
         return answer
 
     # -- sampling --------------------------------------------------------------------------------
@@ -285,8 +284,9 @@ class TrainingLoop:
             lambda epoch, prompt_id: owner(swarm_id, epoch, prompt_id, peers) == me,
             limit=min(wanted, self._config.engine.prompts_per_call),
         )
+        self._cursor = cursor
         if not chosen:
-            raise LearnerError("the swarm has no prompts for this node to sample")
+            return  # among very many members; the next call goes on from there
         answer = await self._call(
             "sampling",
             "sample",
@@ -297,7 +297,6 @@ class TrainingLoop:
             stop_token_ids=list(sampling.stop_token_ids),
             seeds=[self._seed(epoch, prompt_id) for epoch, prompt_id in chosen],
         )
-        self._cursor = cursor
         groups = [
             RolloutGroup(
                 swarm_id=swarm_id,
@@ -316,7 +315,7 @@ class TrainingLoop:
         rewards = await self._score(groups)
         published = []
         for group, reward in zip(groups, rewards, strict=True):
-            group = group.with_claimed_rewards(reward)
+            group = replace(group, claimed_rewards=reward)
             blob = encode_group(group, self._identity)
             digest = blob_hash(blob)
             published.append((digest, blob, group))
@@ -480,4 +479,6 @@ def _rollout(item: Mapping[str, Any]) -> Rollout:
 
 def write_run_record(run_dir: RunDir, record: Mapping[str, Any]) -> None:
     """Store what a run was started with (config, versions, seeds, revision)."""
-    write_atomic(run_dir.record_path, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode())
+    write_atomic(
+        run_dir.record_path, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
+    )

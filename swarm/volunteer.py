@@ -36,16 +36,24 @@ from swarm.protocol.manifest import PromptSetRef, RewardSpec
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool
 from swarm.protocol.prompts import decode_prompt_set
-from swarm.protocol.records import Announcement, GroupRef
+from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import Finish, RolloutGroup
-from swarm.protocol.verify import verify_group
+from swarm.protocol.verify import verify_group, verify_ref
 from swarm.rewards.workers import WorkerPool
 from swarm.text import Tokenizer
 from swarm.training import TrainingLoop, write_run_record
 
 log = logging.getLogger(__name__)
 
-TRACKED_PACKAGES = ("hivemind", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
+TRACKED_PACKAGES = (
+    "hivemind",
+    "numpy",
+    "peft",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
 
 
 class Volunteer(Node):
@@ -113,6 +121,7 @@ class Volunteer(Node):
             self.pool,
             self.peers,
             streams=config.network.fetch_streams,
+            check=self._check,
             verify=self._verify,
             score=self.score,
             prompt_ids=self.prompts.token_ids,
@@ -273,6 +282,18 @@ class Volunteer(Node):
 
     # -- rollouts --------------------------------------------------------------------------------
 
+    def _sampling_peers(self) -> set[str]:
+        return {*self.membership.samplers(), self.overlay.peer_id}
+
+    def _check(self, ref: GroupRef, publisher: str) -> None:
+        verify_ref(
+            ref,
+            publisher=publisher,
+            charter=self.membership.charter,
+            prompt_count=len(self.prompts),
+            sampling_peers=self._sampling_peers(),
+        )
+
     def _verify(self, blob: bytes, ref: GroupRef, publisher: str) -> RolloutGroup:
         return verify_group(
             blob,
@@ -280,7 +301,7 @@ class Volunteer(Node):
             publisher=publisher,
             charter=self.membership.charter,
             prompt_hashes=self.prompts.hashes,
-            samplers=[*self.membership.samplers(), self.overlay.peer_id],
+            sampling_peers=self._sampling_peers(),
         )
 
     async def score(self, groups: Sequence[RolloutGroup]) -> list[np.ndarray]:
@@ -430,7 +451,6 @@ class Volunteer(Node):
             "groups_accepted": got.accepted,
             "groups_rejected": got.rejected,
             "rejected_by_reason": got.rejected_by_reason,
-            "incompatible": got.incompatible,
             "bytes_fetched": got.bytes,
             "tokens_fetched": got.tokens,
             "bytes_per_token": round(
@@ -438,7 +458,7 @@ class Volunteer(Node):
             )
             if got.tokens + counts.tokens_sampled
             else None,
-            "pool_groups": len(self.pool),
+            "pool_groups": len(self.pool.pooled()),
             "notices_sent": self.announcer.notices_sent if self.announcer else 0,
             "notices_failed": self.announcer.notices_failed if self.announcer else 0,
         }
@@ -460,11 +480,12 @@ def _git_revision() -> str | None:
     try:
         answer = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty"],
-            capture_output=True, text=True, timeout=5, check=True,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
             env={"PATH": os.environ.get("PATH", "")},
         )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
-
-
