@@ -6,14 +6,15 @@ Does not know: what the swarm trains on (that is the manifest's, swarm.protocol.
 """
 
 import hashlib
+import ipaddress
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from swarm.errors import ConfigError
 
@@ -31,6 +32,12 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 """The paper's names for combinations of importance weight and filter, as `--method` takes them."""
 
 Positive = Annotated[int, Field(ge=1)]
+Multiaddress = Annotated[
+    str, Field(max_length=256, pattern=r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/\S+$")
+]
+MemberAddress = Annotated[
+    str, Field(max_length=256, pattern=r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/\S+/p2p/\w+$")
+]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 
@@ -44,67 +51,84 @@ class NodeSection(Section):
     """Who this node is and where it keeps its things."""
 
     name: Annotated[str, Field(max_length=64, pattern=r"^[\w .-]*$")] = Field(
-        "", description="Name shown to others in `swarm-node status`; empty: the host's name."
+        default="",
+        description="Name shown to others in `swarm-node status`; empty: the host's name.",
     )
     invite: Annotated[str, Field(max_length=8192)] = Field(
-        "", description="Invite of the swarm to join, for `join --config` without one."
+        default="", description="Invite of the swarm to join, for `join --config` without one."
     )
     data_dir: str = Field(
-        "",
+        default="",
         description="Identity, prompts, rollouts, checkpoints, logs. Empty: "
         "$XDG_DATA_HOME/swarm-node.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        0, description="Seed of sampling and of LoRA's initial weights."
+        default=0, description="Seed of sampling and of LoRA's initial weights."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="What goes to the log file and, without a terminal view, to stderr."
+        default="info",
+        description="What goes to the log file and, without a terminal view, to stderr.",
     )
 
 
 class NetworkSection(Section):
     """How this node is reached and how it reaches others."""
 
-    host: str = Field("0.0.0.0", description="IPv4 address to listen on.")
+    host: str = Field(default="0.0.0.0", description="IPv4 address to listen on.")
     port: Annotated[int, Field(ge=0, le=65_535)] = Field(
-        0, description="TCP port to listen on; 0: the last one used, or a free one."
+        default=0, description="TCP port to listen on; 0: the last one used, or a free one."
     )
-    announce: tuple[str, ...] = Field(
-        (),
+    announce: tuple[Multiaddress, ...] = Field(
+        default=(),
         description="Addresses under which others reach this node when they differ from the "
         "listening one, e.g. ['/ip4/203.0.113.7/tcp/31337'].",
     )
-    bootstrap: tuple[str, ...] = Field(
-        (), description="Further members' addresses, beside the invite's and those seen before."
+    bootstrap: tuple[MemberAddress, ...] = Field(
+        default=(),
+        description="Further members' addresses, beside the invite's and those seen before.",
     )
     use_relay: bool = Field(
-        True, description="Be reachable through other members when behind a NAT."
+        default=True, description="Be reachable through other members when behind a NAT."
     )
     heartbeat_s: Annotated[float, Field(ge=1.0, le=30.0)] = Field(
-        15.0, description="Seconds between heartbeats; a member counts as gone after 60 s without."
+        default=15.0,
+        description="Seconds between heartbeats; a member counts as gone after 60 s without.",
     )
     fetch_streams: Annotated[int, Field(ge=1, le=64)] = Field(
-        4, description="Downloads at once."
+        default=4, description="Downloads at once."
     )
-    serve_streams: Annotated[int, Field(ge=1, le=256)] = Field(16, description="Uploads at once.")
+    serve_streams: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=16, description="Uploads at once."
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_ipv4(cls, host: str) -> str:
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            raise ValueError(
+                "must be an IPv4 address of this machine, or 0.0.0.0 for all"
+            ) from None
+        return host
 
 
 class LimitsSection(Section):
     """Ceilings that hold whatever a manifest says; a swarm that asks for more is refused."""
 
-    max_prompt_tokens: Positive = Field(4096, description="Tokens of one rendered prompt.")
-    max_completion_tokens: Positive = Field(8192, description="Tokens of one completion.")
+    max_prompt_tokens: Positive = Field(default=4096, description="Tokens of one rendered prompt.")
+    max_completion_tokens: Positive = Field(default=8192, description="Tokens of one completion.")
     max_group_size: Annotated[int, Field(ge=2, le=4096)] = Field(
-        128, description="Completions per prompt."
+        default=128, description="Completions per prompt."
     )
     max_download_mb: Positive = Field(
-        512, description="Size of a swarm's prompt sets together, in MB (10^6 bytes)."
+        default=512, description="Size of a swarm's prompt sets together, in MB (10^6 bytes)."
     )
     upload_mb_per_s: Annotated[float, Field(ge=0.0)] = Field(
-        0.0, description="Upload rate in MB/s; 0: no limit."
+        default=0.0, description="Upload rate in MB/s; 0: no limit."
     )
     blob_store_mb: Positive = Field(
-        2048, description="Disk for rollouts, in MB; the oldest are deleted first."
+        default=2048, description="Disk for rollouts, in MB; the oldest are deleted first."
     )
 
 
@@ -112,35 +136,45 @@ class ModelSection(Section):
     """The model that this node trains."""
 
     path: str = Field(
-        "", description="A Hugging Face model folder, or a Hub id such as 'Qwen/Qwen2.5-1.5B'."
+        default="",
+        description="A Hugging Face model folder, or a Hub id such as 'Qwen/Qwen2.5-1.5B'.",
     )
-    revision: str = Field("", description="Revision of a Hub id; empty: the default branch.")
-    mode: Literal["full", "lora"] = Field("full", description="Train all weights, or an adapter.")
-    lora_rank: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="Rank of the adapter.")
-    lora_alpha: Annotated[float, Field(gt=0.0)] = Field(32.0, description="Scale of the adapter.")
+    revision: str = Field(
+        default="", description="Revision of a Hub id; empty: the default branch."
+    )
+    mode: Literal["full", "lora"] = Field(
+        default="full", description="Train all weights, or an adapter."
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=16, description="Rank of the adapter."
+    )
+    lora_alpha: Annotated[float, Field(gt=0.0)] = Field(
+        default=32.0, description="Scale of the adapter."
+    )
     lora_targets: tuple[str, ...] = Field(
-        (), description="Names of the layers to adapt; empty: all linear layers but the head."
+        default=(),
+        description="Names of the layers to adapt; empty: all linear layers but the head.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the device computes in it, else float32."
+        default="auto", description="auto: bfloat16 where the device computes in it, else float32."
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="auto: cuda, else mps, else cpu."
+        default="auto", description="auto: cuda, else mps, else cpu."
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
-        "auto", description="Attention implementation of transformers."
+        default="auto", description="Attention implementation of transformers."
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        0, description="CPU threads of the learner; 0: torch's default."
+        default=0, description="CPU threads of the learner; 0: torch's default."
     )
 
 
 class EngineSection(Section):
     """What samples the completions."""
 
-    kind: Literal["transformers"] = Field("transformers", description="Sampling engine.")
+    kind: Literal["transformers"] = Field(default="transformers", description="Sampling engine.")
     prompts_per_call: Annotated[int, Field(ge=1, le=4096)] = Field(
-        4, description="Prompts sampled together, each with a whole group of completions."
+        default=4, description="Prompts sampled together, each with a whole group of completions."
     )
 
 
@@ -148,30 +182,35 @@ class TrainSection(Section):
     """The optimizer and its steps."""
 
     groups_per_step: Annotated[int, Field(ge=1, le=4096)] = Field(
-        8, description="Groups (prompts) in one training batch."
+        default=8, description="Groups (prompts) in one training batch."
     )
     max_steps: Annotated[int, Field(ge=0)] = Field(
-        0, description="Stop training after so many steps, go on serving; 0: no limit."
+        default=0, description="Stop training after so many steps, go on serving; 0: no limit."
     )
     learning_rate: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        1e-6, description="Peak learning rate of AdamW."
+        default=1e-6, description="Peak learning rate of AdamW."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        0, description="Steps over which the learning rate rises linearly to its peak."
+        default=0, description="Steps over which the learning rate rises linearly to its peak."
     )
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="AdamW's beta 1.")
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.95, description="AdamW's beta 2.")
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.9, description="AdamW's beta 1."
+    )
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.95, description="AdamW's beta 2."
+    )
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0, description="AdamW's weight decay, on matrices only."
+        default=0.0, description="AdamW's weight decay, on matrices only."
     )
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
-        1.0, description="Gradients are scaled down to this norm."
+        default=1.0, description="Gradients are scaled down to this norm."
     )
     inner_updates: Annotated[int, Field(ge=1, le=16)] = Field(
-        1, description="Optimizer updates per batch; weights and filter stay frozen over them."
+        default=1,
+        description="Optimizer updates per batch; weights and filter stay frozen over them.",
     )
     micro_batch_tokens: Annotated[int, Field(ge=64)] = Field(
-        16_384, description="Tokens, padding included, in one forward and backward pass."
+        default=16_384, description="Tokens, padding included, in one forward and backward pass."
     )
 
 
@@ -179,58 +218,62 @@ class FtisSection(Section):
     """The loss: importance weights and the sample filter (docs/ARCHITECTURE.md, 'The loss')."""
 
     importance: Literal["none", "vanilla", "truncated"] = Field(
-        "truncated", description="Weight of off-policy tokens: NoIS, VIS or TIS."
+        default="truncated", description="Weight of off-policy tokens: NoIS, VIS or TIS."
     )
     importance_level: Literal["token", "sequence"] = Field(
-        "token", description="One truncated weight per token, or one per completion."
+        default="token", description="One truncated weight per token, or one per completion."
     )
     filter: Literal["none", "or", "and"] = Field(
-        "or",
+        default="or",
         description="Which samples are dropped: none; advantage <= 0 or KL > threshold; "
         "advantage < 0 and KL > threshold.",
     )
     filter_scope: Literal["all", "peers"] = Field(
-        "all", description="Filter all samples, or only those of other nodes."
+        default="all", description="Filter all samples, or only those of other nodes."
     )
     kl_estimator: Literal["grpo", "k3", "k1", "reverse"] = Field(
-        "grpo", description="Estimator of the divergence from the sampling policy."
+        default="grpo", description="Estimator of the divergence from the sampling policy."
     )
     kl_threshold: Annotated[float, Field(gt=0.0)] = Field(
-        50.0, description="Threshold g of the filter, in nats per completion."
+        default=50.0, description="Threshold g of the filter, in nats per completion."
     )
     kl_threshold_schedule: tuple[tuple[int, float], ...] = Field(
-        (),
+        default=(),
         description="[[step, g], ...]: g from that step on, in place of kl_threshold; "
         "steps rising, the first one 0.",
     )
     clip_max: Annotated[float, Field(ge=1.0)] = Field(
-        2.0, description="Truncation C of the importance weights."
+        default=2.0, description="Truncation C of the importance weights."
     )
     epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.2, description="Clipping range of the inner ratio."
+        default=0.2, description="Clipping range of the inner ratio."
     )
     mask_truncated: bool = Field(
-        False, description="Leave completions cut at the length limit out of the loss."
+        default=False, description="Leave completions cut at the length limit out of the loss."
     )
 
-    @model_validator(mode="after")
-    def _schedule_rises(self) -> Self:
-        steps = [step for step, _ in self.kl_threshold_schedule]
+    @field_validator("kl_threshold_schedule")
+    @classmethod
+    def _schedule_rises(
+        cls, schedule: tuple[tuple[int, float], ...]
+    ) -> tuple[tuple[int, float], ...]:
+        steps = [step for step, _ in schedule]
         if steps and (steps[0] != 0 or steps != sorted(set(steps))):
             raise ValueError("steps must rise and begin with 0, e.g. [[0, 5.0], [100, 50.0]]")
-        if any(g <= 0 for _, g in self.kl_threshold_schedule):
+        if any(g <= 0 for _, g in schedule):
             raise ValueError("every threshold must be above 0")
-        return self
+        return schedule
 
 
 class PoolSection(Section):
     """Which groups are trained on, and how old they may be."""
 
     max_age_s: Annotated[float, Field(gt=0.0)] = Field(
-        60.0, description="Groups older than this and than max_age_steps own steps are dropped."
+        default=60.0,
+        description="Groups older than this and than max_age_steps own steps are dropped.",
     )
     max_age_steps: Annotated[float, Field(gt=0.0)] = Field(
-        3.0, description="Age limit in durations of this node's own step."
+        default=3.0, description="Age limit in durations of this node's own step."
     )
 
 
@@ -238,26 +281,29 @@ class EvalSection(Section):
     """Evaluation on the held-out prompts: greedy decoding, one completion each."""
 
     every_steps: Annotated[int, Field(ge=0)] = Field(
-        25, description="Steps between evaluations; 0: only at the start and the end."
+        default=25, description="Steps between evaluations; 0: only at the start and the end."
     )
-    max_prompts: Positive = Field(200, description="Held-out prompts used, from the first on.")
+    max_prompts: Positive = Field(
+        default=200, description="Held-out prompts used, from the first on."
+    )
 
 
 class CheckpointSection(Section):
     """Checkpoints of weights, optimizer and position."""
 
-    every_steps: Positive = Field(50, description="Steps between checkpoints.")
+    every_steps: Positive = Field(default=50, description="Steps between checkpoints.")
     keep: Annotated[int, Field(ge=1, le=100)] = Field(
-        2, description="Newest checkpoints kept; the best by held-out accuracy is kept besides."
+        default=2,
+        description="Newest checkpoints kept; the best by held-out accuracy is kept besides.",
     )
 
 
 class RewardSection(Section):
     """The worker processes that compute rewards."""
 
-    workers: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Worker processes.")
+    workers: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Worker processes.")
     timeout_s: Seconds = Field(
-        10.0, description="Time for one group; after it the worker is killed."
+        default=10.0, description="Time for one group; after it the worker is killed."
     )
 
 
@@ -299,10 +345,16 @@ def load_config(
     Raises:
         ConfigError: names the source, the field, the value and what would be right.
     """
-    values: dict[str, dict[str, Any]] = {k: dict(v) for k, v in (saved or {}).items()}
-    origin: dict[str, str] = {
-        f"{section}.{key}": "values of the last start" for section in values for key in values[section]
-    }
+    values: dict[str, dict[str, Any]] = {}
+    origin: dict[str, str] = {}
+
+    def put(source: str, section: str, table: Mapping[str, Any]) -> None:
+        values.setdefault(section, {}).update(table)
+        origin.update({f"{section}.{key}": source for key in table})
+        origin.setdefault(section, source)
+
+    for section, table in (saved or {}).items():
+        put("values of the last start", section, table)
     if path is not None:
         for section, table in _read_toml(path).items():
             if not isinstance(table, dict):
@@ -310,24 +362,21 @@ def load_config(
                     f"{path}: {section!r} stands outside a section; "
                     f"put it under one of {_list(NodeConfig.model_fields)}"
                 )
-            for key, value in table.items():
-                values.setdefault(section, {})[key] = value
-                origin[f"{section}.{key}"] = str(path)
-            values.setdefault(section, {})
+            put(str(path), section, table)
     env = os.environ if environ is None else environ
-    for name, text in env.items():
+    for name, text in sorted(env.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
-            values.setdefault(section, {})[key] = _parse_value(section, key, text)
-            origin[f"{section}.{key}"] = f"environment variable {name}"
+            source = f"environment variable {name}"
+            put(source, section, {key: _parse_value(source, section, key, text)})
     for dotted, text in (flags or {}).items():
         section, _, key = dotted.partition(".")
-        values.setdefault(section, {})[key] = _parse_value(section, key, text)
-        origin[dotted] = "command line"
+        put("command line", section, {key: _parse_value("command line", section, key, text)})
     try:
-        return NodeConfig.model_validate(values)
+        # As JSON, since in strict mode only there a list is a tuple; no date is a setting.
+        return NodeConfig.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(_explain(error, origin, path)) from None
+        raise ConfigError(_explain(error, origin)) from None
 
 
 def render_example() -> str:
@@ -336,10 +385,8 @@ def render_example() -> str:
         "# Configuration of one swarm-node. Every field is shown with its default value.",
         "# Precedence: command line, then SWARM_<SECTION>__<KEY>, then this file, then default.",
     ]
-    for name, field in NodeConfig.model_fields.items():
-        section = field.annotation
-        if not (isinstance(section, type) and issubclass(section, Section)):
-            raise TypeError(f"section {name} must be a subclass of Section")
+    for name in NodeConfig.model_fields:
+        section = _section(name)
         lines += ["", f"# {(section.__doc__ or '').strip().splitlines()[0]}", f"[{name}]"]
         for key, item in section.model_fields.items():
             lines += [*_wrap(item.description or ""), f"{key} = {_toml(item.default)}"]
@@ -359,38 +406,48 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
-def _parse_value(section: str, key: str, text: str) -> Any:
+def _parse_value(source: str, section: str, key: str, text: str) -> Any:
     """Read a flag's or variable's text as TOML where that is not a string field."""
-    sections: dict[str, Any] = dict(NodeConfig.model_fields)
-    field = sections[section].annotation.model_fields.get(key) if section in sections else None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{source}: {section}.{key} = {text!r}: not valid UTF-8") from None
+    field = _section(section).model_fields.get(key) if section in NodeConfig.model_fields else None
     if field is not None and isinstance(field.default, str):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
-def _explain(error: ValidationError, origin: Mapping[str, str], path: Path | None) -> str:
+def _section(name: str) -> type[Section]:
+    section = NodeConfig.model_fields[name].annotation
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        raise TypeError(f"section {name} must be a subclass of Section")
+    return section
+
+
+def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
+    """One line per fault: source, field, value, and what would be right."""
     messages = []
     for item in error.errors():
-        location = [str(part) for part in item["loc"]]
-        dotted = ".".join(location[:2])
-        source = origin.get(dotted, str(path) if path else "configuration")
+        section, *rest = (str(part) for part in item["loc"])
+        source = origin[".".join([section, *rest[:1]])]
+        field = ".".join([section, *rest])
         if item["type"] == "extra_forbidden":
-            known: Sequence[str] = list(NodeConfig.model_fields)
-            if len(location) > 1:
-                sections: dict[str, Any] = dict(NodeConfig.model_fields)
-                known = list(sections[location[0]].annotation.model_fields)
-            messages.append(f"{source}: no field {'.'.join(location)!r}; known: {_list(known)}")
+            known = _section(section).model_fields if rest else NodeConfig.model_fields
+            what = "field" if rest else "section"
+            messages.append(f"{source}: no {what} {field!r}; known: {_list(known)}")
         else:
-            messages.append(
-                f"{source}: {'.'.join(location)} = {item['input']!r}: {item['msg']}"
-            )
+            default = _toml(_section(section).model_fields[rest[0]].default)
+            reason = item["msg"].removeprefix("Value error, ")
+            messages.append(f"{source}: {field} = {item['input']!r}: {reason} (default: {default})")
     return "\n".join(messages)
 
 
-def _list(names: Any) -> str:
+def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
