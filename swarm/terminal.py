@@ -13,6 +13,7 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _MAX_MARKS = 2
 _BRACKETS = {"[": "(", "]": ")"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_LARGEST = 1e300  # so that no sum and no difference overflows; false for NaN too
 
 
 def safe(text: str, limit: int) -> str:
@@ -45,7 +46,7 @@ def sparkline(
     """The course of some numbers in at most `width` block characters.
 
     Args:
-        values: in order; more than `width` are averaged in equal parts; not finite: a gap.
+        values: in order; more than `width` are averaged in equal parts; NaN or infinite: a gap.
         width: characters at most.
         low, high: value of the lowest and the highest block; None: the least and greatest shown.
     """
@@ -55,7 +56,7 @@ def sparkline(
     means = []
     for part in range(parts):
         piece = values[part * len(values) // parts : (part + 1) * len(values) // parts]
-        finite = [value for value in piece if math.isfinite(value)]
+        finite = [value for value in piece if abs(value) < _LARGEST]
         means.append(math.fsum(finite) / len(finite) if finite else None)
     shown = [mean for mean in means if mean is not None]
     bottom = low if low is not None else min(shown, default=0.0)
