@@ -7,12 +7,15 @@ Does not know: torch; an organizer needs no model, only the tokenizer's files.
 import asyncio
 import json
 import logging
+import re
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from swarm.config import NodeConfig
 from swarm.control import Handler
@@ -94,6 +97,17 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
     Raises:
         DataError, UsageError: name the file, line or option, and what would be right.
     """
+    try:
+        return await _make_genesis(options, organizer, created_s)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, item['loc']))} = {item['input']!r:.80}: {item['msg']}"
+            for item in error.errors()
+        )
+        raise UsageError(f"the manifest would not be valid: {faults}") from None
+
+
+async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) -> Genesis:
     reward = RewardSpec(name=options.reward, version=1, params=dict(options.reward_params))
     reward = check_reward(reward)
     tokenizer = Tokenizer.from_folder(options.tokenizer)
@@ -125,7 +139,7 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
     if train_ref is None:
         raise DataError(f"{options.prompts}: holds no prompts")
     manifest = Manifest(
-        name=options.name or options.prompts.stem[:64],
+        name=options.name or re.sub("[^A-Za-z0-9 ._-]", "_", options.prompts.stem)[:64],
         created_s=created_s,
         organizers=(organizer,),
         prompts=train_ref,
@@ -182,7 +196,10 @@ def parse_action(request: Mapping[str, Any], append: PromptSetRef | None) -> Act
     if "close_at_s" in request:
         return CloseSwarm(at_s=float(request["close_at_s"]))
     if "minimum_version" in request:
-        return MinimumVersion(version=str(request["minimum_version"]))
+        version = str(request["minimum_version"])
+        if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5}){0,3}", version):
+            raise UsageError(f"minimum version {version!r}: expected numbers such as 1.2.0")
+        return MinimumVersion(version=version)
     raise UsageError("an amendment appends prompts, closes the swarm, or sets a minimum version")
 
 

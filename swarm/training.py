@@ -24,7 +24,7 @@ from swarm.paths import RunDir, write_atomic
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter
-from swarm.protocol.ownership import owner
+from swarm.protocol.ownership import is_candidate
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Cursor, next_prompts
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
@@ -124,6 +124,7 @@ class TrainingLoop:
         self._evaluated_step = -1
         self._checkpointed_step = -1
         self.closing = asyncio.Event()
+        self.outdated = asyncio.Event()
         self.stopping = asyncio.Event()
         self.activity = Activity()
         self.counts = Counts()
@@ -205,13 +206,13 @@ class TrainingLoop:
 
     async def _turn(self) -> None:
         """One thing: a step, a call to the engine, or the end of the run."""
-        if self.finished:
+        reason = self._end_reason()
+        if reason and self.finished:
             await self._wait(self.stopping, 1.0)
             return
-        if self.closing.is_set() or 0 < self._config.train.max_steps <= self.step:
-            await self._finish(
-                "the swarm is closed" if self.closing.is_set() else "step limit reached"
-            )
+        self.finished = ""
+        if reason:
+            await self._finish(reason)
             return
         if self._evaluated_step < 0:
             await self._evaluate()
@@ -228,6 +229,16 @@ class TrainingLoop:
             await self._evaluate()
         if self.step % self._config.checkpoint.every_steps == 0:
             await self._checkpoint()
+
+    def _end_reason(self) -> str:
+        """Why no further step is taken; empty: training goes on."""
+        if self.outdated.is_set():
+            return f"the swarm asks for version {self._charter().minimum_version} or newer: update"
+        if self.closing.is_set():
+            return "the swarm is closed"
+        if 0 < self._config.train.max_steps <= self.step:
+            return "step limit reached"
+        return ""
 
     async def _finish(self, reason: str) -> None:
         log.info("%s: evaluating and keeping the result", reason)
@@ -281,7 +292,7 @@ class TrainingLoop:
             swarm_id,
             self._cursor,
             len(self._prompts),
-            lambda epoch, prompt_id: owner(swarm_id, epoch, prompt_id, peers) == me,
+            lambda epoch, prompt_id: is_candidate(swarm_id, epoch, prompt_id, peers, me),
             limit=min(wanted, self._config.engine.prompts_per_call),
         )
         self._cursor = cursor

@@ -276,6 +276,11 @@ class Volunteer(Node):
         charter, loop = self.membership.charter, self.loop
         if self._close_timer is not None:
             self._close_timer.cancel()
+        if loop is not None:
+            loop.outdated.clear()
+            loop.closing.clear()
+            if not charter.admits(__version__):
+                loop.outdated.set()
         if loop is not None and charter.closes_at_s is not None:
             delay = max(0.0, charter.closes_at_s - time.time())
             self._close_timer = asyncio.get_running_loop().call_later(delay, loop.closing.set)
