@@ -136,7 +136,7 @@ def _die_with(parent: int) -> None:
 
 def _warm_up() -> None:
     """Go once through what Python and jinja2 import only where they need it."""
-    template.render("{{ messages | pprint }}{{ 'é\\n' | tojson }}", "", ["text"])
+    template.render("{{ messages | pprint | striptags }}{{ 'é\\n' | tojson }}", "", ["text"])
     try:
         template.render("{{ raise_exception('') }}", "", ["text"])
     except template.TemplateError:

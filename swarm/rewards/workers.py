@@ -279,7 +279,7 @@ async def _read(process: Process) -> dict[str, Any]:
 def _kill(process: Process) -> None:
     if process.returncode is None:
         try:
-            process.kill()
+            os.kill(process.pid, signal.SIGKILL)  # process.kill() would reap it, and lose its code
         except ProcessLookupError:
             log.debug("worker %d was gone already", process.pid)
 

@@ -122,6 +122,7 @@ async def test_a_frozen_worker_is_killed(pool: WorkerPool) -> None:
     [
         "{{ 'a' * 10**10 }}",
         "{{ [0] * 10**9 }}",
+        "{{ '%999999999d' % 1 }}",
         "{% set x = namespace(t='a' * 1000) %}"
         "{% for i in range(40) %}{% set x.t = x.t ~ x.t %}{% endfor %}",
     ],
