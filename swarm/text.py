@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from swarm.errors import DataError
+from swarm.protocol.prompts import prompt_tokens_sha256 as prompt_hash
+
+__all__ = ["PLAIN_TEMPLATE", "Tokenizer", "prompt_hash", "tokens_sha256"]
 
 PLAIN_TEMPLATE = "{{ system }}{{ prompt }}"
 """The prompt as it is, behind the system text where there is one: for base models."""
@@ -102,11 +103,6 @@ class Tokenizer:
         return state.hexdigest()
 
 
-def prompt_hash(token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
-    """sha256 over token ids as little-endian int32: what a group's header says of its prompt."""
-    return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).digest()
-
-
 def tokens_sha256(prompt_hashes: Iterable[bytes]) -> str:
     """Hex sha256 over the hashes of all prompts of a set, in order."""
     return hashlib.sha256(b"".join(prompt_hashes)).hexdigest()
@@ -146,8 +142,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / _TEMPLATE_FILE
     template = _read(path) if path.exists() else config.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template}
-        template = named.get("default")
+        named = (item for item in template if isinstance(item, dict))
+        template = {item.get("name"): item.get("template") for item in named}.get("default")
     if not isinstance(template, str):
         return None
     extra = config.get("extra_special_tokens")
