@@ -204,9 +204,9 @@ class Daemon:
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return [str(Multiaddr(address)) for address in response.identify.addrs]
 
-    async def peers(self) -> list[str]:
+    async def peers(self, timeout_s: float) -> list[str]:
         """The ids of the peers with an open connection."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), timeout_s)
         return sorted({str(PeerID(peer.id)) for peer in response.peers})
 
     async def connect(self, peer: str, address: str, timeout_s: float) -> None:

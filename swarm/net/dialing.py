@@ -23,6 +23,10 @@ MAX_CLOCK_SKEW_S = 3.0
 TCP_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 
+# After a failed dial of its own, libp2p refuses others to the same address for 5 s or more.
+_BACKOFF_ATTEMPTS = 8
+_BACKOFF_WAIT_S = 1.0
+
 _DIRECT = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -60,10 +64,13 @@ async def connect(daemon: Daemon, peer: str, transport: str) -> None:
     Raises:
         NetworkError: in words.
     """
-    try:
-        await daemon.connect(peer, transport, CONNECT_TIMEOUT_S)
-    except RefusedByDaemonError as error:
-        raise NetworkError(_explain(str(error))) from None
+    for attempts_left in reversed(range(_BACKOFF_ATTEMPTS)):
+        try:
+            return await daemon.connect(peer, transport, CONNECT_TIMEOUT_S)
+        except RefusedByDaemonError as error:
+            if "dial backoff" not in str(error) or not attempts_left:
+                raise NetworkError(_explain(str(error))) from None
+        await asyncio.sleep(_BACKOFF_WAIT_S)
 
 
 async def ping(protocol: Any, peer: str, *, client: bool, timeout_s: float) -> float:
@@ -116,4 +123,6 @@ def _explain(text: str) -> str:
         return f"libp2p timed out: the port is open, but no handshake in {CONNECT_TIMEOUT_S:.0f} s"
     if "negotiate security" in text or "EOF" in text or "reset by peer" in text:
         return "no libp2p node: the port is open, but does not speak libp2p"
+    if "dial backoff" in text:
+        return "libp2p failed before and waits: the port is open now; it is tried again"
     return f"libp2p failed: {text[:300]!r}"

@@ -16,7 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -248,9 +248,10 @@ class Exchange:
                     await writer.drain()
                 reply = await _read_frame(reader)
                 yield reader, _check_reply(reply)
-                writer.write(_ACK)
-                async with asyncio.timeout(FRAME_TIMEOUT_S):
-                    await writer.drain()
+                with suppress(OSError):  # all is here; only the peer's own bookkeeping misses it
+                    writer.write(_ACK)
+                    async with asyncio.timeout(FRAME_TIMEOUT_S):
+                        await writer.drain()
             finally:
                 writer.close()
 

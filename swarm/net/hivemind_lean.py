@@ -53,6 +53,9 @@ def _install_bare_packages() -> None:
         module = types.ModuleType(name)
         module.__path__ = [str(folder)]
         sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
     utils = sys.modules["hivemind.utils"]
     for name, attributes in _UTILS_NAMES.items():
         source = importlib.import_module(name)

@@ -39,10 +39,11 @@ _DHT_TIMEOUT_S = 15.0
 _MAX_DIALS = 8
 _JOIN_TICK_S = 0.5
 _REFRESH_S = 30.0
-# With fewer members in the routing table, remembered addresses are tried too.
+# With fewer members connected, remembered addresses are tried too.
 _FEW_MEMBERS = 4
 _MAX_CLOCKS = 256
 _PEERS_TICK_S = 1.0
+_PEERS_TIMEOUT_S = 5.0
 _MAX_SILENT_TICKS = 3
 _FIRST_RESTART_S = 0.1
 _MAX_RESTART_S = 30.0
@@ -316,8 +317,8 @@ class Overlay:
         """Dial what is due; keep the routing table fresh."""
         next_refresh_s = time.monotonic() + _REFRESH_S
         while True:
-            members = self._members()
-            due = self._book.due(members, all_of_them=len(members) < _FEW_MEMBERS)
+            reached = self._members() & set(self._connected)
+            due = self._book.due(reached, all_of_them=len(reached) < _FEW_MEMBERS)
             if self._node is not None and due:
                 await self._dial_all(due[:_MAX_DIALS])
             elif self._node is not None and time.monotonic() >= next_refresh_s:
@@ -391,7 +392,7 @@ class Overlay:
             if daemon is None:
                 continue
             try:
-                peers = await daemon.peers()
+                peers = await daemon.peers(_PEERS_TIMEOUT_S)
             except NetworkError as error:
                 silent += 1
                 if silent >= _MAX_SILENT_TICKS:
