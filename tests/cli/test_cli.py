@@ -1,0 +1,253 @@
+"""The command line as a user meets it: answers, messages, exit codes; never a traceback."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Invite
+
+SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
+
+
+def swarm_node(
+    *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "swarm.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean, **(env or {})},
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def some_invite() -> str:
+    peer = Identity(bytes(32)).peer_id
+    return Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/9/p2p/{peer}",), "gone").encode()
+
+
+def test_help_lists_every_verb() -> None:
+    result = swarm_node("--help")
+    assert result.returncode == 0
+    for verb in ("init", "join", "seed", "status", "invite", "stop", "demo"):
+        assert verb in result.stdout
+
+
+def test_unknown_verb(data_dir: Path) -> None:
+    refused(swarm_node("traim"), 2, "traim", "join")
+
+
+def test_status_without_a_node(data_dir: Path) -> None:
+    refused(swarm_node("status", "--data-dir", str(data_dir)), 3, "no node is running")
+
+
+def test_join_without_ever_having_joined(data_dir: Path) -> None:
+    refused(swarm_node("join", "--data-dir", str(data_dir)), 2, "invite")
+
+
+def test_damaged_invite(data_dir: Path) -> None:
+    invite = some_invite()
+    damaged = invite[:-3] + ("x" if invite[-3] != "x" else "y") + invite[-2:]
+    refused(swarm_node("join", damaged, "--data-dir", str(data_dir)), 2, "checksum")
+
+
+def test_no_model_named(data_dir: Path) -> None:
+    refused(swarm_node("join", some_invite(), "--data-dir", str(data_dir)), 78, "model.path")
+
+
+def test_model_folder_missing(data_dir: Path, tmp_path: Path) -> None:
+    result = swarm_node(
+        "join", some_invite(), "--model", str(tmp_path / "nowhere"), "--data-dir", str(data_dir)
+    )
+    refused(result, 78, str(tmp_path / "nowhere"))
+
+
+def test_unreachable_swarm_with_fail_fast(data_dir: Path) -> None:
+    result = swarm_node(
+        "join", some_invite(), "--model", str(SMALL), "--data-dir", str(data_dir),
+        "--fail-fast", "--host", "127.0.0.1", "--set", "network.use_relay=false",
+    )  # fmt: skip
+    refused(result, 69, "/ip4/127.0.0.1/tcp/9", "no member")
+
+
+def test_wrong_setting_names_field_value_and_source(data_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("[train]\nlearning_rate = 'fast'\n")
+    result = swarm_node("join", some_invite(), "--config", str(path), "--data-dir", str(data_dir))
+    refused(result, 78, str(path), "train.learning_rate", "fast")
+
+
+def test_unknown_setting(data_dir: Path) -> None:
+    result = swarm_node("join", some_invite(), "--data-dir", str(data_dir), "--set", "train.lr=1")
+    refused(result, 78, "train.lr", "learning_rate")
+
+
+def test_seed_without_a_file(data_dir: Path, tmp_path: Path) -> None:
+    result = swarm_node(
+        "seed", str(tmp_path / "none.jsonl"), "--tokenizer", str(SMALL),
+        "--data-dir", str(data_dir),
+    )  # fmt: skip
+    refused(result, 78, "none.jsonl")
+
+
+def test_seed_with_a_malformed_line(data_dir: Path, prompts: Path) -> None:
+    prompts.write_text(prompts.read_text() + '{"prompt": "1+1="\n')
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir)
+    )
+    refused(result, 78, f"{prompts}:82")
+
+
+def test_seed_with_an_empty_file(data_dir: Path, prompts: Path) -> None:
+    prompts.write_text("")
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir)
+    )
+    refused(result, 78, str(prompts), "no prompts")
+
+
+def test_seed_with_an_answer_that_the_reward_cannot_match(data_dir: Path, prompts: Path) -> None:
+    prompts.write_text('{"prompt": "1+1=", "answer": "two"}\n')
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+        "--held-out-fraction", "0",
+    )  # fmt: skip
+    refused(result, 78, "1+1=", "two")
+
+
+def test_seed_with_an_unknown_reward(data_dir: Path, prompts: Path) -> None:
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+        "--reward", "vibes",
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert "vibes" in result.stderr
+    assert "number" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_seed_with_bounds_that_no_manifest_has(data_dir: Path, prompts: Path) -> None:
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+        "--group-size", "1",
+    )  # fmt: skip
+    refused(result, 2, "group_size", "1")
+
+
+def test_held_out_prompts_that_are_trained_on(data_dir: Path, prompts: Path) -> None:
+    result = swarm_node(
+        "seed", str(prompts), "--held-out", str(prompts), "--tokenizer", str(SMALL),
+        "--data-dir", str(data_dir),
+    )  # fmt: skip
+    refused(result, 78, "held-out", str(prompts))
+
+
+def test_port_in_use(data_dir: Path, prompts: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = swarm_node(
+            "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+            "--host", "127.0.0.1", "--port", str(port),
+        )  # fmt: skip
+    assert result.returncode == 75, result.stderr
+    assert str(port) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_amendment_without_a_swarm(data_dir: Path) -> None:
+    refused(swarm_node("seed", "--close", "--data-dir", str(data_dir)), 2, "no swarm was seeded")
+
+
+def test_close_at_no_time(data_dir: Path) -> None:
+    refused(
+        swarm_node("seed", "--close", "soon", "--data-dir", str(data_dir)), 2, "soon", "ISO 8601"
+    )
+
+
+def test_init_writes_a_config_that_loads_and_never_overwrites(data_dir: Path) -> None:
+    first = swarm_node("init", "--data-dir", str(data_dir))
+    assert first.returncode == 0, first.stderr
+    assert "12D3Koo" in first.stdout
+    result = swarm_node("join", "--config", str(data_dir / "node.toml"))
+    assert "invite" in result.stderr  # the configuration itself was fine
+    refused(swarm_node("init", "--data-dir", str(data_dir)), 78, "exists already")
+
+
+def test_a_damaged_identity_is_refused(data_dir: Path, prompts: Path) -> None:
+    data_dir.mkdir()
+    (data_dir / "identity.key").write_bytes(b"not a key")
+    (data_dir / "identity.key").chmod(0o400)
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir)
+    )
+    refused(result, 77, "identity.key")
+
+
+def test_tokenizer_folder_without_a_tokenizer(
+    data_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(folder), "--data-dir", str(data_dir)
+    )
+    refused(result, 78, "tokenizer.json")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("status",)])
+def test_quick_verbs_import_neither_torch_nor_hivemind(
+    arguments: tuple[str, ...], data_dir: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "from swarm.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'hivemind', 'numpy', 'peft'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "SWARM_NODE__DATA_DIR": str(data_dir)},
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_console_script_is_installed() -> None:
+    assert shutil.which("swarm-node", path=str(Path(sys.executable).parent))
