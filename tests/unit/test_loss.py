@@ -9,7 +9,14 @@ from torch import Tensor
 
 from swarm.config import FtisSection
 from swarm.errors import ConfigError
-from swarm.rl.loss import FtisConfig, LossMetrics, LossOutput, ftis_loss, kl_quantiles
+from swarm.rl.loss import (
+    MAX_LOG_RATIO,
+    FtisConfig,
+    LossMetrics,
+    LossOutput,
+    ftis_loss,
+    kl_quantiles,
+)
 
 NAN, INF = math.nan, math.inf
 TIS = FtisConfig(filter="none")
@@ -91,6 +98,19 @@ def test_non_finite_policy_log_prob_is_our_fault_not_the_samples(bad: float) -> 
     assert (output.metrics.not_finite, output.metrics.invalid) == (1, 0)
     assert math.isnan(output.kl[0].item())
     assert grad.tolist() == [[0.0, 0.0], [-0.25, -0.25]]
+
+
+def test_log_ratio_whose_sum_would_overflow_counts_as_not_finite() -> None:
+    output, _ = loss_and_grad([[-2 * MAX_LOG_RATIO], [-1.0]], [[-1.0], [-1.0]], [1.0, 1.0], TIS)
+    assert output.keep.tolist() == [False, True]
+    assert output.metrics.not_finite == 1
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_non_finite_advantage_makes_the_sample_invalid(bad: float) -> None:
+    output, grad = loss_and_grad([[-1.0], [-1.0]], [[-1.0], [-1.0]], [bad, 1.0], TIS)
+    assert output.metrics.invalid == 1
+    assert (output.loss.item(), grad.tolist()) == (-0.5, [[0.0], [-0.5]])
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -222,8 +242,9 @@ def test_weights_and_filter_stay_frozen_over_inner_updates(importance: Any) -> N
     assert torch.equal(first.kl, later.kl)
 
 
-def test_non_finite_anchor_is_counted_as_ours() -> None:
-    output, grad = loss_and_grad([[-1.0]], [[-1.0]], [1.0], TIS, anchor_logprobs=[[NAN]])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_non_finite_anchor_is_counted_as_ours(bad: float) -> None:
+    output, grad = loss_and_grad([[-1.0]], [[-1.0]], [1.0], TIS, anchor_logprobs=[[bad]])
     assert output.metrics.not_finite == 1
     assert (output.loss.item(), grad.item()) == (0.0, 0.0)
 

@@ -467,6 +467,12 @@ def test_report_counts_every_sample_once_and_by_peer() -> None:
     assert report.kl_p99 == peers["peer-b"].kl_p50 or report.kl_p90 == peers["peer-b"].kl_p50
 
 
+def test_cut_completions_are_trained_on_by_default() -> None:
+    batch = [group([1, 0, 0, 0], noise=0.0, truncated=4)]
+    report = Trainer(Bigram(), section(), FtisConfig()).step(batch)
+    assert (report.trained, report.masked_truncated, report.truncated_completions) == (1, 0, 4)
+
+
 def test_zero_advantages_outside_the_filter_are_no_signal() -> None:
     report = Trainer(Bigram(), section(), FtisConfig(filter="and")).step(BATCH)
     assert (report.no_signal, report.dropped_advantage) == (4, 0)
