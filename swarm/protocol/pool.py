@@ -258,7 +258,7 @@ class Pool:
     def _draw(self, places: int, share: int) -> list[PooledGroup]:
         """Up to `places` groups of others in rounds, in each round one of every publisher."""
         queues = {
-            publisher: sorted(groups.values(), key=_by_arrival, reverse=True)[:share]
+            publisher: sorted(groups.values(), key=_by_arrival, reverse=True)
             for publisher, groups in self._foreign.items()
         }
 

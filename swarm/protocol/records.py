@@ -355,7 +355,7 @@ def _unpack(body: bytes, table: _Fields, what: str) -> dict[str, Any]:
         )
     try:
         # msgpack itself bounds every length by that of the body and the depth by its stack.
-        values = msgpack.unpackb(body, max_ext_len=0)
+        values = msgpack.unpackb(body)
         versions = _from_map(values, {"versions": table["versions"]})["versions"]
         if common_version(versions) is None:
             raise RemoteProtocolError(

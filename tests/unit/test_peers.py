@@ -95,7 +95,8 @@ def test_backoff_doubles_up_to_its_limit_and_ends_with_a_success() -> None:
     assert not table.may_fetch(ANNA, 399.9)
     assert table.may_fetch(ANNA, 400.0)
     assert table.strikes(ANNA, 100.0) == 0.0
-    table.fetched(ANNA, 10, 400.0)
+    table.fetched(ANNA, 10, 200.0)  # by another download, begun before
+    assert table.may_fetch(ANNA, 200.0)
     table.fetch_failed(ANNA, 401.0)
     assert table.view(401.0)[0]["retry_in_s"] == 1.0
 

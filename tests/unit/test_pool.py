@@ -175,6 +175,9 @@ def test_a_full_pool_wants_only_what_evens_it_out() -> None:
     assert pool.wants(ref(group(ANNA, 11)), ANNA) is Reason.NO_ROOM
     assert pool.wants(ref(group(CARL, 11)), CARL) is None
     assert pool.wants(ref(group(ANNA, 1)), ANNA) is Reason.DUPLICATE
+    uneven = filled(3, a=3, b=2, c=1)
+    assert uneven.wants(ref(group(BERT, 9)), BERT) is Reason.NO_ROOM  # would only turn it round
+    assert uneven.wants(ref(group(CARL, 9)), CARL) is None
 
 
 def test_own_groups_need_no_room() -> None:
@@ -186,7 +189,9 @@ def test_a_dismissed_group_is_not_wanted_again_but_its_place_is_free() -> None:
     pool = Pool(2)
     bad, good = group(ANNA, 1), group(ANNA, 2)
     pool.dismiss(bad.hash)
+    pool.dismiss(group(BERT, 3).hash)
     assert pool.wants(ref(bad), ANNA) is Reason.DUPLICATE
+    assert pool.wants(ref(group(BERT, 3)), BERT) is Reason.DUPLICATE
     place = GroupRef(good.hash, 1, 0, 1, 1, 1)  # same epoch and prompt, other content
     assert pool.wants(place, ANNA) is None
 

@@ -112,6 +112,9 @@ def test_texts_are_cut_at_a_character_and_addresses_that_do_not_fit_are_left_out
     assert beat.name == "a" + "ä" * 31
     assert beat.addresses == (long, long, short)
     assert replace(BEAT, name="\ud800").name == "?"
+    many = replace(BEAT, addresses=(short,) * 20)
+    assert many.addresses == (short,) * 8
+    assert Heartbeat.unpack(many.pack()) == many
 
 
 @pytest.mark.parametrize(
