@@ -288,7 +288,8 @@ async def _reference(
         wrong = check_answer(reward, prompt.answer)
         if wrong is not None:
             raise DataError(
-                f"prompt {_text(prompt)}: answer {prompt.answer!r:.80}: {wrong} (reward {reward.name})"
+                f"prompt {_text(prompt)}: answer {prompt.answer!r:.80}: {wrong} "
+                f"(reward {reward.name})"
             )
     data = encode_prompt_set(prompts)
     ref = prompt_set_ref(data, rendered.hashes)

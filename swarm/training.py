@@ -390,8 +390,8 @@ class TrainingLoop:
         counts.foreign_trained += report["foreign_trained"]
         counts.samples_filtered += report["dropped_advantage"] + report["dropped_kl"]
         counts.tokens_trained += report["tokens"]
-        counts.steps_without_signal += not report["stepped"]
-        counts.steps_skipped_nonfinite += bool(report.get("nonfinite_gradient"))
+        counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
+        counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
         self._append(
             self._run_dir.steps_path,
             {
