@@ -31,8 +31,8 @@ OTHERS = {
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
     "{{ ns.n }}{{ m.content }}{% endfor %}",
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}\n"
-    "{% set inner = 'y' %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
-    "{{ inner }}{% endif %}{% endfor %}",
+    "{% set inner = 'y' %}{{ m.content }}{% endgeneration %}{{ inner }}{% else %}"
+    "{{ m.content }}{% endif %}{% endfor %}",
     "loop controls": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
     "{{ m.content }}{% break %}{% endfor %}",
     "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, sort_keys=true) }}"
