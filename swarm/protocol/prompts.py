@@ -131,7 +131,7 @@ def decode_prompt_set(data: bytes, ref: PromptSetRef) -> list[Prompt]:
     return prompts
 
 
-def prompt_tokens_sha256(token_ids: Sequence[int]) -> bytes:
+def prompt_tokens_sha256(token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
     """sha256 over the token ids of a rendered prompt as little-endian int32: a prompt's hash."""
     return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).digest()
 
