@@ -577,12 +577,11 @@ def _show(arguments: Arguments, fetch: Callable[[], dict[str, Any]], *, local: b
             _out(json.dumps(snapshot, sort_keys=True))
             time.sleep(2.0)
             snapshot = fetch()
-    from rich.console import Console
-
+    from swarm.status import console as status_console
     from swarm.status import node_view, swarm_view
 
     view = node_view if local else swarm_view
-    console = Console(highlight=False)
+    console = status_console()
     if not arguments.watch:
         console.print(view(snapshot))
         return _verdict(snapshot, local)

@@ -12,9 +12,16 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from swarm.errors import ConfigError
 
@@ -251,6 +258,12 @@ class FtisSection(Section):
     mask_truncated: bool = Field(
         default=False, description="Leave completions cut at the length limit out of the loss."
     )
+
+    @model_validator(mode="after")
+    def _level_has_a_weight(self) -> Self:
+        if self.importance_level == "sequence" and self.importance != "truncated":
+            raise ValueError('importance_level "sequence" needs importance "truncated"')
+        return self
 
     @field_validator("kl_threshold_schedule")
     @classmethod

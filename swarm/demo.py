@@ -28,6 +28,7 @@ from swarm.cli import method_flags
 from swarm.control import control_request
 from swarm.errors import ExitCode, NotRunningError, SwarmError, UsageError
 from swarm.paths import DataDir, default_data_dir, write_atomic, write_json
+from swarm.status import console as status_console
 from swarm.status import share
 from swarm.terminal import sparkline
 
@@ -153,7 +154,7 @@ def run_demo(options: DemoOptions) -> int:
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
     out = out.expanduser().absolute()
     out.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=options.json, highlight=False)
+    console = status_console(stderr=options.json)
     started = time.monotonic()
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="swarm-demo-") as scratch, processes() as children:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,12 @@ from swarm.terminal import safe, sparkline
 def health(status: Mapping[str, Any]) -> ExitCode:
     """0 where all is well, 4 where the status names a problem."""
     return ExitCode.DEGRADED if status["problems"] else ExitCode.OK
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that does not squeeze tables where nobody watches a narrow window."""
+    probe = Console(stderr=stderr, highlight=False)
+    return probe if probe.is_terminal else Console(stderr=stderr, highlight=False, width=160)
 
 
 def ago(seconds: float) -> str:
