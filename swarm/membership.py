@@ -121,7 +121,7 @@ class Membership:
                     self.adopt(Charter.from_bytes(data, swarm_id))
                     return self.charter
                 except (RemoteProtocolError, ExchangeError) as error:
-                    log.warning("no manifest from %s: %s", peer, error)
+                    log.info("no manifest from %s: %s", peer, error)
             if fail_fast and delay > 4.0:
                 raise UnreachableError(f"no member of the swarm answers:\n{self.dial_report()}")
             if delay > 4.0:
@@ -154,7 +154,7 @@ class Membership:
                     write_atomic(path, data)
                     return data
                 except (RemoteProtocolError, ExchangeError) as error:
-                    log.warning("no prompt set from %s: %s", peer, error)
+                    log.info("no prompt set from %s: %s", peer, error)
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 15.0)
 
