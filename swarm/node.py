@@ -21,6 +21,7 @@ from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.control import ControlServer, Handler
 from swarm.membership import Membership
+from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
 from swarm.paths import DataDir, write_atomic
@@ -289,9 +290,16 @@ class Node:
         membership = self.membership
         known = membership.charter_bytes is not None
         connected = self.overlay.connected()
+        skew = self.overlay.clock_skew_s
         problems = []
+        if self.overlay.fault:
+            problems.append(f"the network daemon is down: {self.overlay.fault}")
         if not connected and self.overlay.dial_results:
             problems.append("no connection to any member")
+        if skew is not None and abs(skew) > MAX_CLOCK_SKEW_S:
+            problems.append(f"this machine's clock is {-skew:+.1f} s off its peers': set it by NTP")
+        if self.store.trouble:
+            problems.append(f"rollouts are not stored: {self.store.trouble}")
         process = psutil.Process()
         children = process.children(recursive=True)
         status: dict[str, Any] = {
@@ -318,6 +326,7 @@ class Node:
                 "dial": dict(self.overlay.dial_results),
                 "records_rejected": dict(self.overlay.records_rejected),
                 "p2pd_restarts": self.overlay.restarts,
+                "clock_skew_s": skew,
                 "incompatible_members": len(membership.incompatible),
             },
             "members": [
