@@ -1,0 +1,116 @@
+"""Log-probs of given tokens from hidden states, without holding all logits.
+
+Owns: the language model's head (a linear map), the softmax's temperature, and the recomputation of
+logits in the backward pass. Does not know: models, sequences, padding, or which token follows which
+(`swarm.rl.policy` does).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits alive at a time; 64 MiB in float32. Fewer than these are computed at once and kept, which
+is faster; more are computed in chunks of rows, and again in the backward pass."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Tensor:
+    """log_softmax((hidden @ weight.T + bias) / temperature) at the targets.
+
+    Args:
+        hidden: (M, H), the head's input at each position.
+        weight: (V, H), same dtype as `hidden`.
+        bias: (V,), or None.
+        targets: (M,) int64, in [0, V).
+        temperature: above 0.
+        chunk_elements: logits alive at a time.
+
+    Returns:
+        (M,) nats, differentiable by hidden, weight and bias; float32 for float32 and shorter
+        inputs. The gradient of the weight is accumulated in that dtype, whatever the weight's is.
+    """
+    if hidden.shape[0] * weight.shape[0] <= chunk_elements:
+        logits = scaled_logits(hidden, weight, bias, temperature)
+        return -functional.cross_entropy(logits, targets, reduction="none")
+    rows = max(1, chunk_elements // weight.shape[0])
+    chunked: Any = _ChunkedHead.apply
+    result: Tensor = chunked(hidden, weight, bias, targets, temperature, rows)
+    return result
+
+
+def scaled_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
+) -> Tensor:
+    """Logits (..., V) divided by the temperature, in float32 (float64 for float64 inputs)."""
+    logits = functional.linear(hidden, weight, bias)
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+class _ChunkedHead(torch.autograd.Function):
+    """`token_logprobs` by chunks of rows; saves one number per row for the backward pass.
+
+    With p = softmax, d logprob / d logits = (onehot - p) / temperature.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+    ) -> Tensor:
+        logprobs, normalizers = [], []
+        for start in range(0, hidden.shape[0], rows):
+            at = slice(start, start + rows)
+            logits = scaled_logits(hidden[at], weight, bias, temperature)
+            normalizer = logits.logsumexp(dim=-1)
+            logprobs.append(logits.gather(-1, targets[at, None])[:, 0] - normalizer)
+            normalizers.append(normalizer)
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalizers))
+        ctx.temperature, ctx.rows = temperature, rows
+        return torch.cat(logprobs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.empty_like(hidden) if needs_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=gradient.dtype) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=gradient.dtype) if needs_bias else None
+        for start in range(0, hidden.shape[0], ctx.rows):
+            at = slice(start, start + ctx.rows)
+            d_logits = scaled_logits(hidden[at], weight, bias, ctx.temperature)
+            d_logits.sub_(normalizers[at, None]).exp_().neg_()
+            d_logits.scatter_add_(-1, targets[at, None], torch.ones_like(d_logits[:, :1]))
+            d_logits.mul_((gradient[at] / ctx.temperature)[:, None])
+            if d_bias is not None:
+                d_bias += d_logits.sum(dim=0)
+            d_logits = d_logits.to(hidden.dtype)
+            if d_hidden is not None:
+                torch.matmul(d_logits, weight, out=d_hidden[at])
+            if d_weight is not None:
+                d_weight += d_logits.t() @ hidden[at]
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
