@@ -1,0 +1,502 @@
+"""The model that a node trains: loading it, and the log-probs that it gives to completions.
+
+Owns: which folder becomes which model, full or LoRA; what is trainable; the one place that shifts
+logits against tokens. Does not know: text, tokenizers, rewards, losses, optimizers, sampling.
+"""
+
+import inspect
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from swarm import model_files
+from swarm.config import ModelSection
+from swarm.errors import ConfigError, DataError
+from swarm.rl.token_logprobs import scaled_logits, token_logprobs
+
+log = logging.getLogger(__name__)
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+"""Token ids of one prompt or completion."""
+
+ADAPTER_FILE = "adapter_model.safetensors"
+
+MERGE_LIMIT_BYTES = 1 << 30
+"""Adapted weights larger than this together are not copied to fold the adapter into them."""
+
+_CHANGES_LOGITS = re.compile(
+    r"(?<!attn_)logits?_(soft_?cap|scal|mult)|output_mult|lm_head_mult|output_logit"
+)
+"""Names in a model's config of what is done to logits after the head."""
+
+
+class _AdaptedLayer:
+    """Where in the model a linear layer with an adapter stands, and a plain one to take its place.
+
+    Args:
+        parent: the module that holds it.
+        name: its name there.
+        layer: peft's layer.
+    """
+
+    def __init__(self, parent: nn.Module, name: str, layer: Any) -> None:
+        self._parent = parent
+        self._name = name
+        self.layer = layer
+        base = layer.get_base_layer()
+        self._plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+        self._plain.bias = base.bias
+
+    def merge(self) -> None:
+        delta = self.layer.get_delta_weight(self.layer.active_adapters[0])
+        with torch.no_grad():
+            weight = self.layer.get_base_layer().weight + delta
+        self._plain.weight = nn.Parameter(weight, requires_grad=False)
+        setattr(self._parent, self._name, self._plain)
+
+    def restore(self) -> None:
+        setattr(self._parent, self._name, self.layer)
+        self._plain.register_parameter("weight", None)
+
+
+class Policy:
+    """A causal language model, and which of its parameters are trained.
+
+    Token ids 0 .. vocab_size - 1 have a probability; rows that the model has beyond them (padding
+    of its embedding) do not, neither here nor in sampling.
+
+    The model stays in evaluation mode: with dropout, sampling and training would see different
+    distributions.
+
+    Attributes:
+        model: as it is saved: a transformers model, or a peft model around one.
+        mode: "full" or "lora".
+        source: the folder that the model came from.
+        device, dtype: of the weights (an adapter on shorter weights is float32).
+        vocab_size: number of token ids.
+    """
+
+    def __init__(self, model: Any, *, mode: str, source: Path, vocab_size: int | None) -> None:
+        """Take a loaded model; see `load`.
+
+        Raises:
+            ConfigError: the model is of a kind that this class would compute wrongly.
+            DataError: it has fewer token ids than `vocab_size`.
+        """
+        self.model = model.eval()
+        self.mode = mode
+        self.source = source
+        self.causal_lm = model.get_base_model() if mode == "lora" else model
+        self._backbone: Any = self.causal_lm.base_model
+        self._head = self.causal_lm.get_output_embeddings()
+        kind = type(self.causal_lm).__name__
+        if self._backbone is self.causal_lm or not isinstance(self._head, nn.Linear):
+            raise ConfigError(
+                f"{source}: {kind} has a head of type {type(self._head).__name__}; only models "
+                "whose head is one linear layer after a backbone are supported"
+            )
+        self.device: torch.device = self._head.weight.device
+        self.dtype: torch.dtype = self._head.weight.dtype
+        rows = self._head.weight.shape[0]
+        self.vocab_size = rows if vocab_size is None else vocab_size
+        if self.vocab_size > rows:
+            raise DataError(
+                f"{source}: the model has {rows} token ids, the swarm's tokenizer {vocab_size}"
+            )
+        self.config = self.causal_lm.config.get_text_config(decoder=True)
+        limit = getattr(self.config, "max_position_embeddings", None)
+        self._max_tokens: int | None = limit if isinstance(limit, int) and limit > 0 else None
+        # transformers renamed the argument in 5.x.
+        names = inspect.signature(self._backbone.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._adapted = [
+            _AdaptedLayer(parent, name, layer)
+            for parent in list(model.modules())
+            for name, layer in parent.named_children()
+            if hasattr(layer, "lora_A") and type(layer.get_base_layer()) is nn.Linear
+        ]
+        self._refuse_what_would_be_wrong(kind)
+
+    @classmethod
+    def load(
+        cls,
+        section: ModelSection,
+        seed: int,
+        *,
+        vocab_size: int | None = None,
+        resume: Path | None = None,
+    ) -> Self:
+        """Load what node.toml names.
+
+        Args:
+            section: names the model, the mode, dtype and device.
+            seed: of an adapter's initial weights.
+            vocab_size: number of the swarm's token ids; None: as many as the model has.
+            resume: a folder that `save` wrote, whose weights are taken instead of the initial ones.
+
+        Raises:
+            ConfigError: the section cannot be obeyed, or the kind of model is not supported.
+            DataError: the model's files are incomplete or damaged.
+        """
+        source = model_files.resolve(section)
+        device, dtype = _device(section), _dtype(section)
+        weights = source if resume is None or section.mode == "lora" else resume
+        model = _load_causal_lm(weights, section, dtype).to(device)
+        if section.mode == "lora":
+            model = _add_adapter(model, section, seed, resume)
+        return cls(model, mode=section.mode, source=source, vocab_size=vocab_size)
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that training changes, by stable names."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def count_parameters(self) -> tuple[int, int]:
+        """How many numbers the model has, and how many of them are trained."""
+        sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+        return sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained)
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face model folder, or an adapter folder, without a tokenizer."""
+        if self.mode == "lora":
+            self.model.save_pretrained(folder, save_embedding_layers=False)
+        else:
+            self.model.save_pretrained(folder)
+
+    # -- log-probs -------------------------------------------------------------------------------
+
+    def completion_logprobs(
+        self,
+        prompt_ids: Sequence[TokenIds],
+        completion_ids: Sequence[TokenIds],
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of N completions, each after its own prompt.
+
+        Args:
+            prompt_ids: N prompts of at least one token.
+            completion_ids: N completions of at least one token.
+            temperature: of the softmax; log_softmax(logits / temperature).
+
+        Returns:
+            Log-probs (N, T) float32 in nats, differentiable, 0 at padding; T is the longest
+            completion's length. Mask (N, T) bool: True at completion tokens.
+
+        Raises:
+            ValueError: the numbers of prompts and completions differ, one is empty, or an id is
+                none of the model's.
+            DataError: a sequence is longer than the model's context.
+        """
+        if len(prompt_ids) != len(completion_ids) or not len(prompt_ids):
+            raise ValueError(
+                f"expected as many prompts as completions, at least one: "
+                f"{len(prompt_ids)} and {len(completion_ids)}"
+            )
+        prompts = self.check_ids("prompt", prompt_ids)
+        completions = self.check_ids("completion", completion_ids)
+        starts = np.array([len(ids) for ids in prompts])
+        lengths = np.array([len(ids) for ids in completions])
+        # The last token predicts nothing. Padding stands right of it, where, attention being
+        # causal, no token that counts sees it: no mask is needed.
+        width = int((starts + lengths).max()) - 1
+        self.check_length(width + 1)
+        inputs = np.zeros((len(prompts), width), np.int64)
+        for row, prompt, completion in zip(inputs, prompts, completions, strict=True):
+            row[: len(prompt)] = prompt
+            row[len(prompt) : len(prompt) + len(completion) - 1] = completion[:-1]
+        # The logits at the position before a token are that token's.
+        position = np.arange(int(lengths.max()))
+        mask = position < lengths[:, None]
+        predicting = (np.arange(len(prompts)) * width + starts - 1)[:, None] + position
+
+        hidden = self.hidden_states(self._tensor(inputs))
+        chosen = hidden.reshape(-1, hidden.shape[-1])[self._tensor(predicting[mask])]
+        targets = self._tensor(np.concatenate(completions))
+        values = token_logprobs(chosen, *self._head_tensors(), targets, temperature)
+        mask_tensor = self._tensor(mask)
+        padded = torch.zeros(mask.shape, dtype=values.dtype, device=self.device)
+        return padded.masked_scatter(mask_tensor, values), mask_tensor
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        """The head's inputs.
+
+        Args:
+            input_ids: (N, L) int64.
+            attention_mask: (N, cached + L) bool, False at padding; None: no padding on the left.
+            position_ids: (N, L) int64; None: from 0, or from the cache's length, on.
+            cache: a transformers cache, which grows by L; None: without.
+
+        Returns:
+            (N, L, H) in the model's dtype, differentiable.
+        """
+        states: Tensor = self._backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=cache is not None,
+            **{self._cache_argument: cache},
+        ).last_hidden_state
+        return states
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Logits / temperature, (..., vocab_size) float32, of the tokens after `hidden`'s."""
+        return scaled_logits(hidden, *self._head_tensors(), temperature)
+
+    def check_ids(self, name: str, sequences: Sequence[TokenIds]) -> list[NDArray[np.int64]]:
+        """Sequences as arrays.
+
+        Raises:
+            ValueError: one is empty, or an id is none of the model's; `name` is for the message.
+        """
+        arrays = [np.asarray(ids, dtype=np.int64) for ids in sequences]
+        for index, ids in enumerate(arrays):
+            if ids.ndim != 1 or not len(ids):
+                raise ValueError(f"{name} {index}: expected at least one token, got {ids.shape}")
+        together = np.concatenate(arrays)
+        if together.min() < 0 or together.max() >= self.vocab_size:
+            raise ValueError(
+                f"{name}s: token ids {together.min()} to {together.max()}; the model has ids 0 to "
+                f"{self.vocab_size - 1}"
+            )
+        return arrays
+
+    def check_length(self, tokens: int) -> None:
+        """Refuse sequences that the model has no positions for.
+
+        Raises:
+            DataError: names both numbers.
+        """
+        if self._max_tokens is not None and tokens > self._max_tokens:
+            raise DataError(
+                f"{self.source}: a sequence of {tokens} tokens is longer than the model's context "
+                f"of {self._max_tokens} (max_position_embeddings)"
+            )
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Put plain layers, with the adapter added to their weights, in place of adapted ones.
+
+        Sampling is much faster so. Nothing is done in full mode, for weights shorter than float32
+        (rounding would change the distribution), and where the weights' copy would be too large.
+        """
+        size = sum(place.layer.get_base_layer().weight.nbytes for place in self._adapted)
+        if self.dtype != torch.float32 or size > MERGE_LIMIT_BYTES:
+            yield
+            return
+        try:
+            for place in self._adapted:
+                place.merge()
+            yield
+        finally:
+            for place in self._adapted:
+                place.restore()
+
+    # -- internals -------------------------------------------------------------------------------
+
+    def _head_tensors(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self._head.weight, self._head.bias
+        if weight.shape[0] == self.vocab_size:
+            return weight, bias
+        return weight[: self.vocab_size], None if bias is None else bias[: self.vocab_size]
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    @torch.no_grad()
+    def _refuse_what_would_be_wrong(self, kind: str) -> None:
+        """Run the model once, with a known tensor in place of the head's output.
+
+        Whatever its forward does to hidden states before the head or to logits after it shows as a
+        difference, and so does attention to later tokens.
+        """
+        rows = self._head.weight.shape[0]
+        ramp = torch.linspace(-64.0, 64.0, rows, device=self.device).to(self.dtype)
+        seen: dict[str, Tensor] = {}
+
+        def after_backbone(_module: Any, _arguments: Any, output: Any) -> None:
+            seen["backbone"] = output.last_hidden_state
+
+        def at_head(_module: Any, arguments: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+            seen["head"] = arguments[0]
+            return ramp.expand(*arguments[0].shape[:-1], rows)
+
+        hooks = [
+            self._backbone.register_forward_hook(after_backbone),
+            self._head.register_forward_hook(at_head),
+        ]
+        try:
+            last = min(3, rows - 1)
+            inputs = torch.tensor([[0, 1, 0, 1], [0, 1, 0, last]], device=self.device)
+            logits = self.causal_lm(input_ids=inputs, use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        named = ", ".join(
+            f"{name} = {value!r}"
+            for name, value in sorted(self.config.to_dict().items())
+            if _CHANGES_LOGITS.search(name) and value not in (None, 1, 0, False)
+        )
+        cause = f" ({named})" if named else ""
+        if "head" not in seen or not torch.equal(seen["head"], seen["backbone"]):
+            raise ConfigError(
+                f"{self.source}: {kind} changes the hidden states before its head{cause}; "
+                "log-probs would be wrong, so this kind of model is not supported"
+            )
+        if not torch.equal(logits.float(), ramp.float().expand_as(logits)):
+            raise ConfigError(
+                f"{self.source}: {kind} changes the logits after its head{cause}; log-probs would "
+                "be wrong, so this kind of model is not supported"
+            )
+        first, second = seen["backbone"][:, :-1].float()
+        if not torch.allclose(first, second, rtol=1e-2, atol=1e-3 * float(first.abs().max())):
+            raise ConfigError(
+                f"{self.source}: {kind} attends to later tokens; it is no causal language model"
+            )
+
+
+def _device(section: ModelSection) -> torch.device:
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if section.device == "auto":
+        return torch.device(next(name for name, there in available.items() if there))
+    if not available[section.device]:
+        raise ConfigError(
+            f"model.device = {section.device!r}: torch {torch.__version__} finds none here; "
+            "use 'auto' or 'cpu', or install a torch build for it"
+        )
+    return torch.device(section.device)
+
+
+def _dtype(section: ModelSection) -> torch.dtype:
+    if section.dtype == "auto":
+        on_cuda = _device(section).type == "cuda"
+        fast = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fast else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
+
+
+def _check_weight_files(folder: Path) -> None:
+    """Every file of the weights must be there, as safetensors."""
+    if (folder / "model.safetensors").is_file():
+        return
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        pickles = sorted(p.name for p in [*folder.glob("*.bin"), *folder.glob("*.pt*")])
+        found = f"; it has {', '.join(pickles[:3])}, which can hold code" if pickles else ""
+        raise DataError(
+            f"{folder}: no model.safetensors and no {index.name}{found}. "
+            "Weights must be in safetensors format"
+        )
+    try:
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{index}: not a weight index: {error!r}") from None
+    missing = sorted(name for name in shards if not (folder / str(name)).is_file())
+    if missing:
+        raise DataError(f"{folder}: weight files are missing: {', '.join(missing[:3])}")
+
+
+def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> Any:
+    _check_weight_files(folder)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' is untyped
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=None if section.attention == "auto" else section.attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{folder}: needs a package that is not installed "
+            f"(model.attention = {section.attention!r}): {_first_line(error)}"
+        ) from None
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"{folder}: cannot be loaded as a causal language model: {_first_line(error)}"
+        ) from error
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise DataError(
+            f"{folder}: {len(missing)} weights are not in the files: {', '.join(missing[:3])}"
+        )
+    return model
+
+
+def _add_adapter(model: Any, section: ModelSection, seed: int, resume: Path | None) -> Any:
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=section.lora_rank,
+        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # any number does
+        target_modules=list(section.lora_targets) or "all-linear",
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            # peft calls some of transformers' functions by names that are being retired.
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        linear = {n.rpartition(".")[2] for n, m in model.named_modules() if type(m) is nn.Linear}
+        raise ConfigError(
+            f"model.lora_targets = {list(section.lora_targets)!r}: {_first_line(error)} "
+            f"Linear layers of this model: {', '.join(sorted(linear))}"
+        ) from None
+    if resume is None:
+        return adapted
+    path = resume / ADAPTER_FILE
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: not an adapter: {_first_line(error)}") from None
+    try:
+        outcome: Any = set_peft_model_state_dict(adapted, tensors)
+    except RuntimeError as error:
+        raise DataError(f"{path}: an adapter of another shape: {_first_line(error)}") from None
+    absent = [key for key in outcome.missing_keys if "lora_" in key]
+    if absent or outcome.unexpected_keys:
+        raise DataError(
+            f"{path}: the adapter of other layers; missing {absent[:3]}, "
+            f"not in the model {list(outcome.unexpected_keys)[:3]}"
+        )
+    return adapted
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
