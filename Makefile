@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint fmt types clean
+.PHONY: demo test bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# Half an hour on two cores; ARGS=--full takes two hours, ARGS=--quick some minutes.
+bench-ftis: $(STAMP)
+	$(BIN)/python -m benchmarks.ftis $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
