@@ -151,6 +151,8 @@ class LossOutput:
     """(N,) bool: the sample is in the loss."""
     kl: Tensor
     """(N,) nats per sample; NaN where a log-prob is not finite or the sample invalid."""
+    log_ratio_max: Tensor
+    """(N,) nats, the largest |l| of the sample's tokens; NaN as for `kl`."""
     is_weight: Tensor
     """(N, T) detached; 0 at masked positions and where `kl` is NaN."""
     metrics: LossMetrics
@@ -249,6 +251,7 @@ def ftis_loss(
     finite = valid & (_bounded(anchor - sampling) & _bounded(moved) | ~mask).all(dim=1)
     scored = mask & finite[:, None]
     log_ratio = torch.where(scored, anchor - sampling, 0.0)
+    largest = log_ratio.abs().amax(dim=1) if shape[1] else log_ratio.sum(dim=1)
     kl = kl_statistic(log_ratio, scored, config.kl_estimator)
     subject = ~own if config.filter_scope == "peers" else ~none
     by_advantage = valid & dropped_by_advantage(advantages, subject, config.filter)
@@ -295,6 +298,7 @@ def ftis_loss(
         loss=loss,
         keep=keep,
         kl=torch.where(finite, kl, torch.nan),
+        log_ratio_max=torch.where(finite, largest, torch.nan),
         is_weight=weight,
         metrics=metrics,
     )

@@ -94,7 +94,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """One publisher's share of a step. The quantiles are over its scored samples; None: none."""
+    """One publisher's share of a step. Statistics are of its scored samples; None without any."""
 
     samples: int
     trained: int
@@ -103,6 +103,8 @@ class PeerReport:
     kl_p50: float | None
     kl_p90: float | None
     kl_p99: float | None
+    log_ratio_max: float | None
+    """Nats, the largest |log-ratio| of a token: 0 up to rounding for a policy like one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ class _Sample:
     advantage: float = 0.0
     outcome: Outcome = Outcome.TRAINED  # until something else is known
     kl: float = math.nan
+    log_ratio_max: float = math.nan
     anchor: Tensor | None = None  # (L,), on the policy's device
 
     @property
@@ -434,8 +437,7 @@ class Trainer:
         with torch.no_grad():
             for batch in _micro_batches(samples, self._config.micro_batch_tokens):
                 output, _, _ = self._loss(batch, n_samples)
-                for sample, kl in zip(batch, output.kl.tolist(), strict=True):
-                    sample.kl = kl
+                _note_divergences(batch, output)
 
     def _update(self, samples: list[_Sample], learning_rate: float) -> _Updates:
         """Make the inner updates; fill in each sample's outcome and divergence."""
@@ -529,10 +531,11 @@ class Trainer:
         return output, logprobs, mask
 
     def _record(self, batch: list[_Sample], output: LossOutput) -> None:
-        for sample, kl, keep in zip(batch, output.kl.tolist(), output.keep.tolist(), strict=True):
-            sample.kl = kl
+        _note_divergences(batch, output)
+        for sample, keep in zip(batch, output.keep.tolist(), strict=True):
             if not keep:
-                sample.outcome = Outcome.NOT_FINITE if math.isnan(kl) else Outcome.DROPPED_KL
+                lost = math.isnan(sample.kl)
+                sample.outcome = Outcome.NOT_FINITE if lost else Outcome.DROPPED_KL
 
 
 _KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)
@@ -559,6 +562,12 @@ def _micro_batches(samples: list[_Sample], max_tokens: int) -> Iterator[list[_Sa
         yield batch
 
 
+def _note_divergences(batch: list[_Sample], output: LossOutput) -> None:
+    found = torch.stack([output.kl, output.log_ratio_max], dim=1).tolist()
+    for sample, (kl, log_ratio_max) in zip(batch, found, strict=True):
+        sample.kl, sample.log_ratio_max = kl, log_ratio_max
+
+
 def _per_peer(samples: list[_Sample]) -> dict[str, PeerReport]:
     by_peer: dict[str, list[_Sample]] = {}
     for sample in samples:
@@ -575,6 +584,9 @@ def _per_peer(samples: list[_Sample]) -> dict[str, PeerReport]:
             kl_p50=p50,
             kl_p90=p90,
             kl_p99=p99,
+            log_ratio_max=max(
+                (s.log_ratio_max for s in theirs if not math.isnan(s.log_ratio_max)), default=None
+            ),
         )
     return reports
 

@@ -467,6 +467,22 @@ def test_report_counts_every_sample_once_and_by_peer() -> None:
     assert report.kl_p99 == peers["peer-b"].kl_p50 or report.kl_p90 == peers["peer-b"].kl_p50
 
 
+def test_largest_log_ratio_of_a_token_is_reported_for_each_peer() -> None:
+    own = group([1, 0, 0, 0], own=True, sampler=Bigram())
+    theirs = group([1, 0, 0, 0], seed=1, sampler=Bigram())
+    for rollout, off in zip(theirs.rollouts, (2.0, 9.0, 0.0, 0.0), strict=True):
+        rollout.logprobs.flags.writeable = True
+        rollout.logprobs[1] -= off  # the policy finds this token likelier by so many nats
+    peers = Trainer(Bigram(), section(), FtisConfig()).step([own, theirs]).per_peer
+    assert peers[OWN].log_ratio_max == pytest.approx(0.0, abs=1e-5)
+    assert peers["peer-a"].trained == 1  # so the second sample's was not found out
+    assert peers["peer-a"].log_ratio_max == pytest.approx(2.0, abs=1e-5)
+    scored = Trainer(Bigram(), section(), FtisConfig(), score_dropped=True).step([own, theirs])
+    assert scored.per_peer["peer-a"].log_ratio_max == pytest.approx(9.0, abs=1e-5)
+    alike = Trainer(Bigram(), section(), FtisConfig()).step([group([1, 1])])
+    assert alike.per_peer["peer-a"].log_ratio_max is None
+
+
 def test_cut_completions_are_trained_on_by_default() -> None:
     batch = [group([1, 0, 0, 0], noise=0.0, truncated=4)]
     report = Trainer(Bigram(), section(), FtisConfig()).step(batch)
