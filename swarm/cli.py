@@ -367,7 +367,7 @@ def _init(arguments: Arguments) -> int:
 
 def _join(arguments: Arguments) -> int:
     from swarm.config import load_config
-    from swarm.paths import DataDir, default_data_dir, write_json
+    from swarm.paths import DataDir, default_data_dir
     from swarm.protocol.manifest import Invite
 
     flags = _flags(arguments)
@@ -400,8 +400,6 @@ def _join(arguments: Arguments) -> int:
         )
         await node.run()
 
-    if config.model.path:
-        write_json(swarm_dir.config_path, config.model_dump(mode="json"))
     _run(run())
     return ExitCode.OK
 
@@ -612,14 +610,18 @@ def _invite(arguments: Arguments) -> int:
 
 
 def _stop(arguments: Arguments) -> int:
+    import psutil
+
     from swarm.control import control_request
 
     pid = control_request(_data_dir(arguments).control_socket, "stop")["pid"]
     deadline = time.monotonic() + arguments.timeout
     while time.monotonic() < deadline:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            # One that nobody has waited for yet has ended all the same.
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return ExitCode.OK
+        except psutil.NoSuchProcess:
             return ExitCode.OK
         time.sleep(0.1)
     raise SwarmError(f"the node (pid {pid}) has not stopped within {arguments.timeout:g} s")

@@ -8,10 +8,12 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
@@ -33,6 +35,9 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3600.0
 """Longest time that one call to the learner may take before it counts as hung."""
+
+MAX_LINE_BYTES = 16 << 20
+"""One step's log line, with thousands of groups in the batch."""
 
 HISTORY = 512
 """Points of the accuracy and reward curves kept in memory and in the checkpoint."""
@@ -122,7 +127,7 @@ class TrainingLoop:
         self._cursor = Cursor()
         self._step_seconds = 1.0
         self._evaluated_step = -1
-        self._checkpointed_step = -1
+        self._checkpointed = (-1, -1)
         self.closing = asyncio.Event()
         self.outdated = asyncio.Event()
         self.stopping = asyncio.Event()
@@ -185,6 +190,8 @@ class TrainingLoop:
 
         A dead or failing learner is restarted from its last checkpoint, with backoff.
         """
+        for path in (self._run_dir.steps_path, self._run_dir.metrics_path):
+            drop_cut_line(path)
         delay = 1.0
         while not self.stopping.is_set():
             try:
@@ -268,8 +275,10 @@ class TrainingLoop:
         if first and answer["node_state"]:
             self._restore(answer["node_state"])
             log.info("resumed at step %d", self.step)
-        self._checkpointed_step = self.step if answer["node_state"] else -1
-        self.model = {k: v for k, v in answer.items() if k not in ("ok", "node_state", "step")}
+        saved = answer["node_state"] is not None
+        self._checkpointed = (self.step, self._evaluated_step) if saved else (-1, -1)
+        others = ("id", "ok", "node_state", "step", "checkpoint")
+        self.model = {k: v for k, v in answer.items() if k not in others}
         log.info("model ready: %s", self.model)
         self._on_progress()
 
@@ -380,7 +389,7 @@ class TrainingLoop:
                 for item in batch
             ],
         )
-        report.pop("ok", None)
+        report = {k: v for k, v in report.items() if k not in ("id", "ok")}
         self.step = report["step"]
         self.last_report = report
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
@@ -453,7 +462,8 @@ class TrainingLoop:
         self._on_progress()
 
     async def _checkpoint(self) -> None:
-        if self.step == self._checkpointed_step:
+        state = (self.step, self._evaluated_step)
+        if state == self._checkpointed:
             return
         await self._call(
             "writing a checkpoint",
@@ -462,12 +472,12 @@ class TrainingLoop:
             node_state=self._node_state(),
             accuracy=self.accuracy if self._evaluated_step == self.step else None,
         )
-        self._checkpointed_step = self.step
+        self._checkpointed = state
 
     # -- small things ----------------------------------------------------------------------------
 
     @staticmethod
-    def _append(path: Any, record: Mapping[str, Any]) -> None:
+    def _append(path: Path, record: Mapping[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
@@ -486,6 +496,17 @@ def _rollout(item: Mapping[str, Any]) -> Rollout:
         logprobs=np.frombuffer(item["logprobs"], "<f4"),
         finish=Finish(item["finish"]),
     )
+
+
+def drop_cut_line(path: Path) -> None:
+    """Remove what a crash left of a log's last line, so that the next one starts on its own."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - MAX_LINE_BYTES)
+        file.seek(start)
+        tail = file.read()
+        file.truncate(start + tail.rfind(b"\n") + 1)
 
 
 def write_run_record(run_dir: RunDir, record: Mapping[str, Any]) -> None:

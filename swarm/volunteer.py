@@ -23,8 +23,8 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError, DataError, RemoteProtocolError
 from swarm.gather import Gatherer
 from swarm.learner import LearnerProcess
-from swarm.node import Node, Stopped
-from swarm.paths import DataDir, RunDir
+from swarm.node import STOP_TIMEOUT_S, Node, Stopped
+from swarm.paths import DataDir, RunDir, write_json
 from swarm.prompt_table import (
     PromptTable,
     RenderedSet,
@@ -86,6 +86,9 @@ class Volunteer(Node):
         self._stage = "looking for members"
         self._stage_since_s = time.time()
         self._close_timer: asyncio.TimerHandle | None = None
+        self._charter_changed = asyncio.Event()
+        self._prompts_refused = ""
+        self._said_alone = False
         self.loop: TrainingLoop | None = None
         self.gatherer: Gatherer | None = None
         self.announcer: Announcer | None = None
@@ -101,6 +104,7 @@ class Volunteer(Node):
         check_limits(manifest, self._all_sets(), self.config.limits)
         check_tokenizer(manifest, tokenizer, self.config.model.path)
         run_dir = self._open_run(folder)
+        write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
         learner = LearnerProcess(run_dir.root / "learner.log", threads=self.config.model.threads)
         reward = self.config.reward
         try:
@@ -157,13 +161,16 @@ class Volunteer(Node):
                 tasks.create_task(self.membership.run()),
                 tasks.create_task(self.gatherer.run(lambda: loop.max_age_s)),
                 tasks.create_task(self.announcer.run()),
+                tasks.create_task(self._follow_charter()),
             ]
             training = tasks.create_task(loop.run())
             await self.stopped.wait()
             loop.stopping.set()
-            done, _ = await asyncio.wait({training}, timeout=60.0)
+            # While the model is loading there is nothing to keep.
+            patience_s = STOP_TIMEOUT_S if loop.model else 0.0
+            done, _ = await asyncio.wait({training}, timeout=patience_s)
             if not done:
-                log.warning("the running step takes longer than 60 s: dropped")
+                log.warning("dropped after %.0f s: %s", patience_s, loop.activity.doing)
                 training.cancel()
             for service in services:
                 service.cancel()
@@ -267,9 +274,23 @@ class Volunteer(Node):
         return rendered
 
     async def on_charter(self) -> None:
-        if self.loop is not None:
-            await self._append_new_sets()
+        self._charter_changed.set()
+
+    async def _follow_charter(self) -> None:
+        """Act on amendments as they come; heartbeats go on while prompts are fetched."""
+        while True:
+            await self._charter_changed.wait()
+            self._charter_changed.clear()
             self._obey_charter()
+            manifest, limits = self.membership.charter.manifest, self.config.limits
+            try:
+                check_limits(manifest, self._all_sets(), limits)
+                await self._append_new_sets()
+            except (ConfigError, DataError) as error:
+                self._prompts_refused = f"prompts added to the swarm are not used: {error}"
+                log.error("%s", self._prompts_refused)
+            else:
+                self._prompts_refused = ""
 
     def _obey_charter(self) -> None:
         """Act on what amendments say: close, minimum version."""
@@ -371,6 +392,10 @@ class Volunteer(Node):
     def _on_progress(self) -> None:
         if self.gatherer is not None:
             self.gatherer.wake()
+        others = len(self.membership.samplers())
+        if self._said_alone != (others == 0):
+            self._said_alone = others == 0
+            log.info("training alone" if others == 0 else "no longer training alone")
         if self.loop is not None and self.loop.sampling != self._said_sampling:
             self.membership.beat()
 
@@ -412,6 +437,8 @@ class Volunteer(Node):
             return
         if loop.activity.doing == "learner down":
             status["problems"].append(loop.activity.waiting_for)
+        if self._prompts_refused:
+            status["problems"].append(self._prompts_refused)
         others = len(self.membership.samplers())
         status["alone"] = others == 0
         status["activity"] = {
