@@ -45,7 +45,7 @@ def write_qwen2(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
             "num_key_value_heads": 2,
             "max_position_embeddings": 256,
             "tie_word_embeddings": True,
-            "initializer_range": 0.3,
+            "initializer_range": 0.2,
             "bos_token_id": None,
             "eos_token_id": STOP_ID,
             "pad_token_id": STOP_ID,
