@@ -149,6 +149,8 @@ def volunteers(options: DemoOptions) -> list[Volunteer]:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo to its end or to Ctrl-C; write the results; leave no process behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     method = method_flags(options.method)
     nodes = volunteers(options)
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
@@ -200,7 +202,11 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     try:
         yield children
     finally:
-        stop_all(children)
+        try:
+            stop_all(children)
+        finally:
+            for child in children:
+                child.kill()  # after a second Ctrl-C
 
 
 def stop_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
