@@ -48,7 +48,6 @@ SETTINGS: Mapping[str, str] = {
     "engine.prompts_per_call": "16",
     "train.groups_per_step": "32",
     "train.learning_rate": "5e-4",
-    "eval.every_steps": "25",
     "eval.max_prompts": "200",
     "checkpoint.every_steps": "100",
 }
@@ -69,6 +68,7 @@ LORA_SETTINGS: Mapping[str, str] = {
 }
 
 DEFAULT_STEPS = 200
+EVAL_EVERY_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,14 @@ def run_demo(options: DemoOptions) -> int:
     """Run the demo to its end or to Ctrl-C; write the results; leave no process behind."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    method = method_flags(options.method)
+    steps = DEFAULT_STEPS if options.steps is None else options.steps
+    if steps < 1:
+        raise UsageError(f"--steps {steps}: at least 1")
+    overrides = {
+        **method_flags(options.method),
+        "node.seed": str(options.seed),
+        "eval.every_steps": str(min(steps, EVAL_EVERY_STEPS)),
+    }
     nodes = volunteers(options)
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
     out = out.expanduser().absolute()
@@ -164,11 +171,11 @@ def run_demo(options: DemoOptions) -> int:
         console.print(f"results and logs go to {out}")
         invite = start_organizer(out, nodes[0], Path(scratch), children)
         running = [
-            start_volunteer(out, volunteer, invite, method, options.seed, Path(scratch), children)
+            start_volunteer(out, volunteer, invite, overrides, Path(scratch), children)
             for volunteer in nodes
         ]
         try:
-            watch(console, running, options.steps or DEFAULT_STEPS, started, options.method)
+            watch(console, running, steps, started, options.method)
         except KeyboardInterrupt:
             interrupted = True
             console.print("stopping ...")
@@ -295,14 +302,13 @@ def start_volunteer(
     out: Path,
     volunteer: Volunteer,
     invite: str,
-    method: Mapping[str, str],
-    seed: int,
+    overrides: Mapping[str, str],
     scratch: Path,
     children: list[subprocess.Popen[bytes]],
 ) -> Running:
     """`swarm-node join` for one volunteer."""
     data_dir = node_data_dir(out, volunteer.name)
-    settings = {**SETTINGS, **volunteer.settings, **method, "node.seed": str(seed)}
+    settings = {**SETTINGS, **volunteer.settings, **overrides}
     process = spawn(
         [
             "join",
