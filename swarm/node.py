@@ -185,6 +185,7 @@ class Node:
         """Ask the node to stop; a second time, it ends at once."""
         if self._stop.is_set():
             os._exit(130)
+        log.info("asked to stop; asked again, the node ends at once")
         self._stop.set()
 
     @property

@@ -74,12 +74,13 @@ async def render_checked(
     prompts: Sequence[Prompt],
     manifest: Manifest,
     tokenizer: Tokenizer,
+    name: str,
     workers: WorkerPool,
 ) -> RenderedSet:
     """Render a set of the swarm, and check that its token ids are what the organizer's are.
 
     Raises:
-        DataError: they differ, although the vocabularies agree.
+        DataError: they differ, although the vocabularies agree; names both tokenizers.
     """
     rendered = await render(
         prompts, manifest.template.text, manifest.template.system, tokenizer, workers
@@ -87,9 +88,10 @@ async def render_checked(
     mine = tokens_sha256(rendered.hashes)
     if mine != ref.tokens_sha256:
         raise DataError(
-            f"this model's tokenizer splits the swarm's prompts otherwise than "
-            f"{manifest.tokenizer.name!r} does: token hash {mine[:16]} of prompt set "
-            f"{ref.sha256[:16]}, expected {ref.tokens_sha256[:16]}; use a model of that family"
+            f"tokenizer mismatch: the model {name!r} splits the swarm's prompts otherwise than "
+            f"{manifest.tokenizer.name!r} does, with the same vocabulary: token hash {mine[:16]} "
+            f"of prompt set {ref.sha256[:16]}, expected {ref.tokens_sha256[:16]}; "
+            "join with a model of that family"
         )
     return rendered
 

@@ -183,24 +183,27 @@ class Volunteer(Node):
             ConfigError: the last run trained something else.
         """
         model = self.config.model
-        trained = {
+        trained: dict[str, Any] = {
             "model": model.path,
             "revision": model.revision,
             "mode": model.mode,
             "digest": model_files.digest(folder),
-            "lora": [model.lora_rank, model.lora_alpha, list(model.lora_targets)]
-            if model.mode == "lora"
-            else None,
         }
+        if model.mode == "lora":
+            trained |= {
+                "lora_rank": model.lora_rank,
+                "lora_alpha": model.lora_alpha,
+                "lora_targets": list(model.lora_targets),
+            }
         runs = self.swarm_dir.runs()
         record = runs[-1].record() if runs else None
         if record is not None and not self._new_run:
             before = record["trained"]
             if before != trained:
                 changed = "; ".join(
-                    f"{key}: was {before.get(key)!r}, is {trained[key]!r}"
-                    for key in trained
-                    if before.get(key) != trained[key]
+                    f"{key}: was {before.get(key)!r}, is {trained.get(key)!r}"
+                    for key in {**before, **trained}
+                    if before.get(key) != trained.get(key)
                 )
                 raise ConfigError(
                     f"the run in {runs[-1].root} trains another model ({changed}); "
@@ -264,7 +267,9 @@ class Volunteer(Node):
             prompts = decode_prompt_set(data, ref)
         except RemoteProtocolError as error:
             raise DataError(f"prompt set {ref.sha256[:16]} cannot be used: {error}") from None
-        rendered = await render_checked(ref, prompts, manifest, self.tokenizer, self.workers)
+        rendered = await render_checked(
+            ref, prompts, manifest, self.tokenizer, self.config.model.path, self.workers
+        )
         longest = max(len(ids) for ids in rendered.token_ids)
         if longest > manifest.sampling.max_prompt_tokens:
             raise DataError(
