@@ -275,19 +275,25 @@ class Exchange:
     async def _serve(
         self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One incoming stream, from its request to the reader's last byte."""
-        if (
-            self._streams_by_peer[peer] >= MAX_STREAMS_PER_PEER
-            or self._streams_by_peer.total() >= self._max_streams
-        ):
-            await self._reply(writer, "any", Status.BUSY, detail="too many streams")
+        """One incoming stream, from its request to the reader's last byte.
+
+        Beyond the limits the answer is "busy"; beyond twice the limits there is none.
+        """
+        of_peer, of_all = self._streams_by_peer[peer], self._streams_by_peer.total()
+        if of_peer >= 2 * MAX_STREAMS_PER_PEER or of_all >= 2 * self._max_streams:
+            self.served["dropped"] += 1
             return
         self._streams_by_peer[peer] += 1
         try:
-            await self._answer(peer, reader, writer)
+            if of_peer >= MAX_STREAMS_PER_PEER or of_all >= self._max_streams:
+                await self._reply(writer, "any", Status.BUSY, detail="too many streams")
+            else:
+                await self._answer(peer, reader, writer)
+            # A stream that is closed with bytes unread is reset, and the reply lost with it.
             async with asyncio.timeout(ACK_TIMEOUT_S):
-                await reader.read(1)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                while await reader.read(CHUNK_BYTES):
+                    pass
+        except (OSError, asyncio.IncompleteReadError) as error:
             self.served["broken off"] += 1
             logger.debug("stream of %s broken off: %r", peer, error)
         finally:

@@ -212,7 +212,7 @@ class TestPayloads:
             kill_daemon(server)
             await fails(asks.fetch_charter(server.peer_id), Status.UNREACHABLE)
             await until(lambda: server.restarts == 1)
-            await until(lambda: server.peer_id in reader.connected())
+            await until(lambda: reader.peer_id in server.connected())
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
 
 
@@ -221,12 +221,18 @@ class TestVersions:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with nest() as nests:
-            server, _, reader, asks = await serving(nests, Library())
-            monkeypatch.setattr(exchange_module, "PROTOCOL_VERSIONS", (1, 2))
+            server = await nests.start()
+            library = Library()
+            await library.exchange(server).start()
+            newer = Library()
+            newer.charter = b"by version 2"
+            await server.serve("/swarm-node/exchange/2", newer.exchange(server)._serve)
+            reader = await nests.start(await server.addresses())
+            asks = Library().exchange(reader)
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
-            newer = Library().exchange(server)
-            newer._charter = lambda: b"by version 2"
-            await server.serve("/swarm-node/exchange/2", newer._serve)
+            monkeypatch.setattr(exchange_module, "PROTOCOL_VERSIONS", (0, 1))
+            assert await asks.fetch_charter(server.peer_id) == b"the charter"
+            monkeypatch.setattr(exchange_module, "PROTOCOL_VERSIONS", (1, 2))
             assert await asks.fetch_charter(server.peer_id) == b"by version 2"
             monkeypatch.setattr(exchange_module, "PROTOCOL_VERSIONS", (3,))
             await fails(asks.fetch_charter(server.peer_id), Status.INCOMPATIBLE)
@@ -238,7 +244,7 @@ class TestBadClients:
     async def test_bad_requests_are_refused_in_words(self) -> None:
         library = Library()
         async with nest() as nests:
-            server, _, reader, asks = await serving(nests, library)
+            server, serves, reader, asks = await serving(nests, library)
             for request, said in BAD_REQUESTS:
                 _, answer, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
                 writer.write(request)
@@ -249,6 +255,7 @@ class TestBadClients:
                 assert len(reply["detail"]) <= 200
             assert library.notices == []
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
+            await until(lambda: serves._streams_by_peer.total() == 0, 5.0)
 
     async def test_more_uploads_than_slots_are_answered_busy(
         self, monkeypatch: pytest.MonkeyPatch
@@ -275,7 +282,7 @@ class TestBadClients:
     async def test_one_peer_gets_so_many_streams_and_loses_silent_ones(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exchange_module, "FRAME_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(exchange_module, "FRAME_TIMEOUT_S", 5.0)
         async with nest() as nests:
             server, serves, reader, asks = await serving(nests, Library())
             writers = []
@@ -283,13 +290,27 @@ class TestBadClients:
                 _, _, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
                 writers.append(writer)
             await until(lambda: serves._streams_by_peer[reader.peer_id] == MAX_STREAMS_PER_PEER)
-            await fails(asks.notify(server.peer_id, b""), Status.BUSY)
+            for _ in range(5):
+                await fails(asks.notify(server.peer_id, b""), Status.BUSY)
             other = await nests.start(await server.addresses())
             await Library().exchange(other).notify(server.peer_id, b"another peer is served")
             await until(lambda: serves._streams_by_peer.total() == 0, 10.0)
             await asks.notify(server.peer_id, b"")
             for writer in writers:
                 writer.close()
+
+    async def test_a_flood_of_streams_is_dropped(self) -> None:
+        async with nest() as nests:
+            server, serves, reader, _ = await serving(nests, Library())
+            writers = []
+            for _ in range(2 * MAX_STREAMS_PER_PEER + 3):
+                _, _, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
+                writers.append(writer)
+            await until(lambda: serves.served["dropped"] == 3)
+            assert serves._streams_by_peer[reader.peer_id] == 2 * MAX_STREAMS_PER_PEER
+            for writer in writers:
+                writer.close()
+            await until(lambda: serves._streams_by_peer.total() == 0, 5.0)
 
     async def test_a_client_that_leaves_frees_its_slot(self) -> None:
         library = Library()

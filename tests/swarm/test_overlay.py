@@ -43,6 +43,17 @@ def signed(overlay: Overlay, body: bytes, expires_s: float, suffix: bytes = b"")
     )
 
 
+def steal_port(port: int) -> socket.socket:
+    """Take a port as soon as a dying process frees it; no event loop runs meanwhile."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
 class TestRecords:
     async def test_alone_a_record_has_not_left_the_node(self) -> None:
         async with nest() as nests:
@@ -339,7 +350,7 @@ class TestDaemon:
             assert daemon_pid(first) != pid
             assert await first.addresses() == addresses
             assert first._storage.get(DHTID.generate(source=KEY)) is not None
-            await until(lambda: first.peer_id in two.connected())
+            await until(lambda: two.peer_id in first.connected())
             _, reader, writer = await two.open_stream(first.peer_id, ["/test/echo"], 5.0)
             writer.write(b"!")
             assert await reader.read() == two.peer_id.encode() + b"!"
@@ -361,11 +372,7 @@ class TestDaemon:
         async with nest() as nests:
             alone = await nests.start()
             kill_daemon(alone)
-            with socket.socket() as thief:
-                thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                psutil.wait_procs(daemons(), timeout=5)
-                thief.bind(("127.0.0.1", alone.port))
-                thief.listen()
+            with steal_port(alone.port):
                 await until(lambda: f"port {alone.port}" in alone.fault)
                 with pytest.raises(NetworkError, match="in use"):
                     await alone.open_stream(alone.peer_id, ["/x"], 1.0)
