@@ -167,6 +167,8 @@ class StepReport:
     batch_tokens: int
     """Completion tokens of the whole batch."""
     micro_batches: int
+    micro_batch_tokens: int
+    """Their limit; below the configured one after the memory did not suffice."""
     optimizer_steps: int
     steps_without_signal: int
     steps_nonfinite: int
@@ -257,6 +259,7 @@ class Trainer:
         self._ftis = ftis
         self._temperature = temperature
         self._score_dropped = score_dropped
+        self._micro_batch_tokens = config.micro_batch_tokens
         self._parameters = dict(policy.trainable_parameters())
         matrices = [p for p in self._parameters.values() if p.dim() >= 2]
         others = [p for p in self._parameters.values() if p.dim() < 2]
@@ -346,6 +349,7 @@ class Trainer:
             tokens=updates.tokens,
             batch_tokens=sum(s.length for s in samples),
             micro_batches=updates.micro_batches,
+            micro_batch_tokens=self._micro_batch_tokens,
             optimizer_steps=progress.optimizer_steps,
             steps_without_signal=progress.steps_without_signal,
             steps_nonfinite=progress.steps_nonfinite,
@@ -435,7 +439,7 @@ class Trainer:
     def _score(self, samples: list[_Sample], n_samples: int) -> None:
         """Find the divergences of samples that are not trained on."""
         with torch.no_grad():
-            for batch in _micro_batches(samples, self._config.micro_batch_tokens):
+            for batch in _micro_batches(samples, self._micro_batch_tokens):
                 output, _, _ = self._loss(batch, n_samples)
                 _note_divergences(batch, output)
 
@@ -445,8 +449,7 @@ class Trainer:
         for update in range(self._config.inner_updates):
             # The filter is frozen: what the first update dropped needs no further pass.
             trained = [s for s in samples if s.outcome is Outcome.TRAINED]
-            self._optimizer.zero_grad(set_to_none=True)
-            loss = self._backward(trained, len(samples), None if update else result)
+            loss = self._gradient(trained, len(samples), None if update else result)
             if loss is None:
                 # Every sample dropped; or, later, every log-prob spoilt by the update before.
                 result.nonfinite = update > 0
@@ -473,6 +476,29 @@ class Trainer:
                     sample.outcome = Outcome.SKIPPED
         return result
 
+    def _gradient(
+        self, samples: list[_Sample], n_samples: int, first: _Updates | None
+    ) -> float | None:
+        """`_backward`, again in smaller micro-batches where the memory does not suffice."""
+        sizes = [len(s.prompt_ids) + s.length for s in samples]
+        while True:
+            self._optimizer.zero_grad(set_to_none=True)
+            if first is not None:
+                first.metrics, first.tokens, first.micro_batches = LossMetrics(), 0, 0
+            try:
+                return self._backward(samples, n_samples, first)
+            except torch.OutOfMemoryError as error:
+                if self._micro_batch_tokens <= max(sizes):
+                    raise
+                tokens = min(self._micro_batch_tokens, sum(sizes))
+                self._micro_batch_tokens = max(max(sizes), tokens // 2)
+                log.warning(
+                    "out of memory in a micro-batch: %d tokens at most from now on (%s)",
+                    self._micro_batch_tokens,
+                    error,
+                )
+            torch.cuda.empty_cache()  # after the exception, whose traceback holds tensors
+
     def _backward(
         self, samples: list[_Sample], n_samples: int, first: _Updates | None
     ) -> float | None:
@@ -481,7 +507,7 @@ class Trainer:
         `first` collects what the first update finds out. Returns the loss, None without gradient.
         """
         loss = None
-        for batch in _micro_batches(samples, self._config.micro_batch_tokens):
+        for batch in _micro_batches(samples, self._micro_batch_tokens):
             output, logprobs, mask = self._loss(batch, n_samples)
             if first is not None:
                 first.metrics += output.metrics

@@ -197,6 +197,52 @@ def test_gradient_of_micro_batches_is_the_whole_batchs() -> None:
     torch.testing.assert_close(moments[0], moments[1], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("inner_updates", [1, 2])
+def test_micro_batches_shrink_until_they_fit_into_memory(
+    inner_updates: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the same result, the second update's included, and for good."""
+
+    class Tight(Bigram):
+        def completion_logprobs(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+            result = super().completion_logprobs(*arguments)
+            # Not at the first micro-batch: gradients and counts of others are there already.
+            if self.padded_tokens[-1] > 40 or len(self.padded_tokens) == 4:
+                raise torch.OutOfMemoryError("no memory")
+            return result
+
+    results = []
+    for kind in (Bigram, Tight):
+        policy = kind(7)
+        trainer = Trainer(
+            policy, section(inner_updates=inner_updates), FtisConfig(filter="none", epsilon=0.9)
+        )
+        report = trainer.step(BATCH)
+        results.append((weights(policy), report))
+    (expected, whole), (found, shrunk) = results
+    assert_same(found, expected, 1e-5)
+    assert (shrunk.updates, shrunk.tokens) == (inner_updates, whole.tokens)
+    assert (shrunk.trained, shrunk.micro_batches > 2) == (whole.trained, True)
+    assert shrunk.ratio_mean == pytest.approx(whole.ratio_mean)
+    assert shrunk.micro_batch_tokens <= 40 < whole.micro_batch_tokens
+    assert "out of memory" in caplog.text
+    assert trainer.step(BATCH).micro_batch_tokens == shrunk.micro_batch_tokens
+
+
+def test_sample_that_does_not_fit_into_memory_is_an_error() -> None:
+    class Tiny(Bigram):
+        def completion_logprobs(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+            raise torch.OutOfMemoryError("no memory")
+
+    policy = Tiny(7)
+    before = weights(policy)
+    trainer = Trainer(policy, section(), FtisConfig(filter="none"))
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.step(BATCH)
+    assert_same(weights(policy), before)
+    assert trainer.steps == 0
+
+
 def test_micro_batches_stay_within_the_budget_or_hold_one_sample() -> None:
     long = group([1, 0], seed=5, lengths=[80, 70])
     policy = Bigram()
