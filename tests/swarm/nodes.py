@@ -1,30 +1,42 @@
 """Real nodes for tests: `swarm-node` in processes of their own, on loopback, all reaped.
 
-A `Swarm` starts an organizer and volunteers through the command line, as a user would, and asks
-them through it. Leaving it kills whatever is still there and fails if a child outlived its node.
+A `Swarm` starts an organizer and volunteers through the command line, as a user would. Leaving it
+stops whatever is still there and fails if a process outlived its node.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from swarm.control import control_request
+from swarm.errors import NotRunningError
+from swarm.paths import DataDir, RunDir, SwarmDir
+
 MODELS = Path(__file__).parents[2] / "swarm" / "models"
 SMALL = MODELS / "arith-small"
 LARGE = MODELS / "arith-large"
 
-QUICK: Mapping[str, str] = {
+PATIENCE_S = 180.0
+"""Limit of one wait; only a failing test or a very busy machine comes near it."""
+
+LOOPBACK: Mapping[str, str] = {
     "network.host": "127.0.0.1",
     "network.heartbeat_s": "1",
     "network.use_relay": "false",
+}
+
+QUICK: Mapping[str, str] = {
+    **LOOPBACK,
     "model.threads": "1",
     "model.device": "cpu",
     "train.groups_per_step": "6",
@@ -36,6 +48,10 @@ QUICK: Mapping[str, str] = {
 }
 """Settings of a volunteer that steps a few times a second."""
 
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")} | {
+    "OMP_NUM_THREADS": "1"
+}
+
 
 @dataclass
 class Node:
@@ -45,47 +61,123 @@ class Node:
     data_dir: Path
     arguments: list[str]
     process: subprocess.Popen[bytes]
-    children: list[psutil.Process] = field(default_factory=list)
+    seen: set[psutil.Process] = field(default_factory=set)
+    """Children that it ever had, as far as they were noticed."""
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
 
     def status(self) -> dict[str, Any]:
-        """`swarm-node status --json`; {} while the node does not answer."""
-        result = cli("status", "--json", "--data-dir", str(self.data_dir))
-        return json.loads(result.stdout) if result.returncode in (0, 4) else {}
+        """What `swarm-node status --json` prints; {} while the node does not answer."""
+        try:
+            return control_request(DataDir(self.data_dir).control_socket, "status")
+        except NotRunningError:
+            return {}
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.status()["node"]["peer_id"])
+
+    @property
+    def step(self) -> int:
+        """Training steps made; 0 before it trains."""
+        return int(self.status().get("training", {}).get("step", 0))
+
+    @property
+    def swarm_dir(self) -> SwarmDir:
+        data_dir = DataDir(self.data_dir)
+        if data_dir.current is None:
+            raise AssertionError(f"{self.name} is in no swarm yet")
+        return data_dir.swarm(data_dir.current)
+
+    @property
+    def run_dir(self) -> RunDir:
+        """The newest run."""
+        return self.swarm_dir.runs()[-1]
+
+    def steps(self) -> list[dict[str, Any]]:
+        """What it trained on, step by step."""
+        return read_jsonl(self.run_dir.steps_path)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The reports of its training steps."""
+        return [line for line in read_jsonl(self.run_dir.metrics_path) if "loss" in line]
+
+    def trained_on(self) -> set[str]:
+        """Publishers that it took a sample of through the filter into the loss; itself is "own"."""
+        if not DataDir(self.data_dir).current or not self.swarm_dir.runs():
+            return set()
+        return {
+            peer
+            for report in self.metrics()
+            for peer, theirs in report["per_peer"].items()
+            if theirs["trained"]
+        }
 
     def log(self) -> str:
+        """Its messages."""
         return (self.data_dir / "console.log").read_text(errors="replace")
 
-    def note_children(self) -> list[psutil.Process]:
-        """Remember the children of now: p2pd, learner, workers."""
+    def children(self) -> list[psutil.Process]:
+        """Its processes of now: p2pd, learner, reward workers."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
-            children = []
-        self.children += [c for c in children if c not in self.children]
+            return []
+        self.seen.update(children)
         return children
+
+    def child(self, word: str) -> psutil.Process:
+        """The child whose command line has `word` in it."""
+        (found,) = [c for c in self.children() if word in " ".join(c.cmdline())]
+        return found
+
+    def signal(self, number: int) -> None:
+        self.children()
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """kill -9, as the kernel does when memory runs out."""
-        self.note_children()
-        self.process.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait()
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self) -> int:
         """SIGTERM; returns the exit code."""
-        self.note_children()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
+        self.signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def leftovers(self) -> list[str]:
+        """What still runs or lies about some seconds after its end; it is killed and removed."""
+        _, alive = psutil.wait_procs(self.seen, timeout=20.0)
+        left = []
+        for process in alive:
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+                    process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        return left
 
 
-def cli(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a log; a last line that is being written is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def cli(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run one `swarm-node` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "swarm.cli", *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
+        env=ENVIRONMENT,
     )
 
 
@@ -93,7 +185,7 @@ class Swarm:
     """A swarm of real nodes under one folder.
 
     Args:
-        folder: for data directories; the test's `tmp_path`.
+        folder: for data directories; the test's temporary folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,19 +198,20 @@ class Swarm:
 
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
-            node.note_children()
-        for node in self.nodes:
-            if node.process.poll() is None:
-                node.process.send_signal(signal.SIGTERM)
+            if node.running:
+                node.signal(signal.SIGTERM)
         for node in self.nodes:
             try:
-                node.process.wait(30)
+                node.process.wait(60)
             except subprocess.TimeoutExpired:
-                node.process.kill()
-                node.process.wait()
-        orphans = [c for node in self.nodes for c in gone_or_kill(node.children)]
-        if orphans:
-            raise AssertionError(f"processes outlived their node: {orphans}")
+                node.kill()
+            if node.process.stdout is not None:
+                node.process.stdout.close()
+        left = [process for node in self.nodes for process in node.leftovers()]
+        for node in self.nodes:
+            shutil.rmtree(DataDir(node.data_dir).runtime_dir, ignore_errors=True)
+        if left:
+            raise AssertionError(f"processes outlived their node: {left}")
 
     def start(self, name: str, *arguments: str) -> Node:
         """Start `swarm-node ARGUMENTS` with a data directory of its own."""
@@ -131,14 +224,14 @@ class Swarm:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=ENVIRONMENT,
             )
         node = Node(name, data_dir, list(arguments), process)
         self.nodes.append(node)
         return node
 
     def restart(self, node: Node, *arguments: str) -> Node:
-        """Start a node again on its data directory."""
+        """Start a node again on its data directory, as before or with other arguments."""
         return self.start(node.name, *(arguments or node.arguments))
 
     def seed(self, prompts: Path, *extra: str, name: str = "organizer") -> Node:
@@ -155,7 +248,7 @@ class Swarm:
             "16",
             "--max-completion-tokens",
             "10",
-            *settings({k: v for k, v in QUICK.items() if k.startswith("network.")}),
+            *settings(LOOPBACK),
             *extra,
         )
         self.invite = read_invite(node)
@@ -167,6 +260,18 @@ class Swarm:
         return self.start(
             name, "join", invite or self.invite, "--model", str(model), *settings(chosen)
         )
+
+
+def write_prompts(path: Path, prompts: Mapping[str, str]) -> Path:
+    """A prompt file: prompt to answer."""
+    lines = (json.dumps({"prompt": p, "answer": a}) for p, a in prompts.items())
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def sums(first: Sequence[int], second: Sequence[int]) -> dict[str, str]:
+    """Prompts of one sum each, with their answers."""
+    return {f"{a}+{b}=": str(a + b) for a in first for b in second}
 
 
 def read_invite(node: Node) -> str:
@@ -184,34 +289,17 @@ def settings(values: Mapping[str, str]) -> list[str]:
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, nodes: list[Node], timeout_s: float = 90.0
+    condition: Callable[[], bool],
+    what: str,
+    nodes: Sequence[Node],
+    timeout_s: float = PATIENCE_S,
 ) -> None:
-    """Poll until a condition holds; fails with the nodes' logs when it does not in time."""
+    """Poll until a condition holds; fails with the nodes' logs when one ends or time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        dead = [n for n in nodes if n.process.poll() is not None]
+        dead = [n.name for n in nodes if not n.running]
         if dead or time.monotonic() > deadline:
             logs = "\n".join(f"--- {n.name}\n{n.log()[-3000:]}" for n in nodes)
-            why = f"{[n.name for n in dead]} ended" if dead else f"not within {timeout_s} s"
+            why = f"{dead} ended" if dead else f"not within {timeout_s} s"
             raise AssertionError(f"{what}: {why}\n{logs}")
-        time.sleep(0.3)
-
-
-def step_of(node: Node) -> int:
-    """The node's training step; 0 before it trains."""
-    return int(node.status().get("training", {}).get("step", 0))
-
-
-def gone_or_kill(processes: list[psutil.Process], timeout_s: float = 5.0) -> list[str]:
-    """Wait for processes to end; kills and names those that do not."""
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
-    names = []
-    for process in alive:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            names.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    return names
+        time.sleep(0.2)

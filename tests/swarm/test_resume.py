@@ -1,0 +1,124 @@
+"""One node and its run: alone, locked, killed, resumed, refused, begun anew."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes import LARGE, SMALL, Node, Swarm, cli, sums, wait_until, write_prompts
+
+from swarm.paths import RunDir
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """An organizer, which trains nothing, and one volunteer."""
+    folder = tmp_path_factory.mktemp("resume")
+    with Swarm(folder) as swarm:
+        swarm.seed(write_prompts(folder / "prompts.jsonl", sums(range(3, 9), range(2, 12))))
+        swarm.join("lone")
+        yield swarm
+
+
+@pytest.fixture
+def node(swarm: Swarm) -> Node:
+    """The volunteer, with a few steps made; resumed where a test before has ended it."""
+    node = swarm.nodes[-1]
+    if not node.running:
+        node = swarm.restart(node, "join")
+    wait_until(lambda: node.step >= 3, "three steps", [node])
+    return node
+
+
+def checkpoints(run_dir: RunDir) -> dict[int, Path]:
+    """Step to folder; each one is whole."""
+    found = {}
+    for path in run_dir.checkpoints_dir.glob("step-*"):
+        manifest = json.loads((path / "checkpoint.json").read_text())
+        for name, file in manifest["files"].items():
+            data = (path / name).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == file["sha256"], path / name
+        found[manifest["step"]] = path
+    return found
+
+
+def test_a_lone_node_trains_alone_and_says_so(node: Node) -> None:
+    status = node.status()
+    assert status["alone"] is True
+    assert status["problems"] == []
+    assert status["training"]["own_samples_trained"] > 0
+    assert status["training"]["foreign_samples_seen"] == 0
+    assert {group["publisher"] for step in node.steps() for group in step["groups"]} == {
+        node.peer_id
+    }
+    assert "training alone" in node.log()
+    shown = cli("status", "--data-dir", str(node.data_dir))
+    assert shown.returncode == 0
+    assert "training alone" in shown.stdout
+
+
+def test_a_data_dir_in_use_is_refused(node: Node) -> None:
+    settings = node.swarm_dir.config_path.read_bytes()
+    result = cli("join", "--data-dir", str(node.data_dir), "--learning-rate", "0.5")
+    assert result.returncode == 75, result.stderr
+    assert f"pid {node.process.pid}" in result.stderr
+    assert str(node.data_dir) in result.stderr
+    assert node.swarm_dir.config_path.read_bytes() == settings
+    step = node.step
+    wait_until(lambda: node.step > step, "a step after the refusal", [node])
+
+
+def test_a_killed_node_resumes_from_its_last_checkpoint(swarm: Swarm, node: Node) -> None:
+    peer_id, run_dir = node.peer_id, node.run_dir
+    wait_until(lambda: bool(list(run_dir.checkpoints_dir.glob("step-*"))), "a checkpoint", [node])
+    node.child("swarm.rl.learner")
+    node.child("p2pd")
+    node.child("swarm.rewards.child")
+    node.kill()
+    assert node.leftovers() == []
+    *whole, cut = run_dir.steps_path.read_text().split("\n")
+    assert [json.loads(line)["step"] for line in whole] == list(range(1, len(whole) + 1))
+    saved = max(checkpoints(run_dir))
+    assert 0 < saved <= len(whole)
+    if not cut:  # the kernel writes short lines whole; a power cut does not
+        with run_dir.steps_path.open("a") as file:
+            file.write('{"step": 7, "gro')
+
+    node = swarm.restart(node, "join")
+    wait_until(lambda: node.step >= saved + 2, "steps after the restart", [node])
+    assert node.peer_id == peer_id
+    assert node.run_dir == run_dir
+    assert f"resumed at step {saved}" in node.log()
+    resumed = [record["step"] for record in node.steps()[len(whole) :]]
+    assert resumed == list(range(saved + 1, saved + 1 + len(resumed)))
+    assert node.status()["training"]["groups_made"] > saved
+
+
+def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> None:
+    old_run = node.run_dir
+    assert node.stop() == 0
+    steps = node.steps()
+    assert max(checkpoints(old_run)) == steps[-1]["step"]
+    data_dir = str(node.data_dir)
+    settings = node.swarm_dir.config_path.read_bytes()
+
+    result = cli("join", "--data-dir", data_dir, "--model", str(LARGE))
+    assert result.returncode == 78, result.stderr
+    assert f"model: was {str(SMALL)!r}, is {str(LARGE)!r}" in result.stderr
+    assert "--new-run" in result.stderr
+    assert node.swarm_dir.config_path.read_bytes() == settings
+
+    lora = ("--mode", "lora", "--lora-rank", "4")
+    node = swarm.restart(node, "join", "--new-run", *lora)
+    wait_until(lambda: node.step >= 1, "a step of the new run", [node])
+    assert node.run_dir != old_run
+    assert node.steps()[0]["step"] == 1
+    assert json.loads(node.run_dir.record_path.read_text())["trained"]["lora_rank"] == 4
+    assert len(old_run.steps_path.read_text().splitlines()) == len(steps)
+    assert node.stop() == 0
+
+    result = cli("join", "--data-dir", data_dir, "--lora-rank", "8")
+    assert result.returncode == 78, result.stderr
+    assert "lora_rank: was 4, is 8" in result.stderr
+    assert node.leftovers() == []
