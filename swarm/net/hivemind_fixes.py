@@ -33,6 +33,7 @@ from swarm.net.hivemind_lean import (
     PeerID,
     TimedStorage,
     ValueWithExpiration,
+    dht_pb2,
     p2pd_pb2,
 )
 
@@ -211,3 +212,5 @@ def apply() -> None:
     """Put the replacements in place, for the whole process; repeating it changes nothing."""
     for patch in PATCHES:
         setattr(patch.owner, patch.attribute, patch.replacement)
+    # Calls may arrive before DHTProtocol.create() has set it; until then this node is no member.
+    DHTProtocol.node_info = dht_pb2.NodeInfo()

@@ -107,6 +107,7 @@ class Overlay:
         self._daemon: Daemon | None = None
         self._node: Any = None
         self._storage: Any = None
+        self._up = asyncio.Event()
         self._handlers: dict[str, StreamHandler] = {}
         self._book = AddressBook(self.peer_id, time.monotonic)
         self._connected: list[str] = []
@@ -165,6 +166,7 @@ class Overlay:
         await asyncio.gather(*self._loops, return_exceptions=True)
         self._loops = []
         await self._close()
+        self._up.set()  # whoever waits for the node learns that there is none
 
     def _report_bug(self, task: asyncio.Task[None]) -> None:
         """The loops end only by `stop`, or by a bug of this program."""
@@ -234,10 +236,12 @@ class Overlay:
             await daemon.serve(name, handler)
         self._addresses = await daemon.addresses()
         self.fault = ""
+        self._up.set()
 
     async def _close(self) -> None:
         node, daemon = self._node, self._daemon
         self._node = self._daemon = None
+        self._up.clear()
         self._connected = []
         if node is not None:
             node.is_alive = False
@@ -425,7 +429,7 @@ class Overlay:
         subkey = record_subkey(self.peer_id, suffix)
         expires_s = self._next_expiry(key_id.to_bytes(), subkey, time.time() + ttl_s)
         value = sign_record(self._identity, key_id.to_bytes(), subkey, expires_s, body)
-        if self._node is None:
+        if await self._running_node() is None:
             return False
         self._storage.store_subkey(key_id, subkey, value, expires_s)
         stored: list[str] = []
@@ -440,11 +444,12 @@ class Overlay:
         Returns:
             (peer id of the signer, suffix) -> body; the signatures hold.
         """
-        if self._node is None:
+        node = await self._running_node()
+        if node is None:
             return {}
         key_id = DHTID.generate(source=key)
         # NaN: no expiry is "sufficient", so no single peer can end the search with a high one.
-        search = self._node.get_many_by_id([key_id], sufficient_expiration_time=math.nan)
+        search = node.get_many_by_id([key_id], sufficient_expiration_time=math.nan)
         found = (await self._in_time("get", search, cancel=True) or {}).get(key_id)
         if found is None or not isinstance(found.value, dict):
             return {}
@@ -455,11 +460,23 @@ class Overlay:
             if entry.expiration_time > now_s
         }
 
+    async def _running_node(self) -> Any:
+        """hivemind's node, after a restart of the daemon if need be; None when there is none."""
+        if self._node is None and self._loops:
+            try:
+                async with asyncio.timeout(_DHT_TIMEOUT_S):
+                    await self._up.wait()
+            except TimeoutError:
+                logger.warning("no DHT: %s", self.fault)
+        return self._node
+
     async def _replicate(
         self, key_id: Any, subkey: bytes, value: bytes, expires_s: float, stored: list[str]
     ) -> None:
         """Store with the nearest members until enough have it; who took it goes into `stored`."""
-        node = self._node
+        node = await self._running_node()
+        if node is None:
+            return
         found = await node.find_nearest_nodes([key_id], exclude_self=True)
         candidates = list(found[key_id].values())
 

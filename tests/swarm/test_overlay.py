@@ -344,7 +344,10 @@ class TestDaemon:
             assert await two.put(KEY, b"before", ttl_s=60)
             addresses, pid = await first.addresses(), daemon_pid(first)
             kill_daemon(first)
-            await until(lambda: first.restarts == 1)
+            await until(lambda: first._node is None)
+            expected = {(two.peer_id, b""): b"before"}
+            assert await first.get(KEY) == expected  # waits for the new one
+            assert first.restarts == 1
             assert told == ["restart"]
             assert first.fault == ""
             assert daemon_pid(first) != pid
@@ -368,7 +371,10 @@ class TestDaemon:
             await until(lambda: alone.restarts == 1)
             assert alone.fault == ""
 
-    async def test_while_the_port_is_taken_the_restart_is_tried_again(self) -> None:
+    async def test_while_the_port_is_taken_the_restart_is_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(overlay_module, "_DHT_TIMEOUT_S", 0.5)
         async with nest() as nests:
             alone = await nests.start()
             kill_daemon(alone)
