@@ -19,7 +19,7 @@ from swarm.errors import ConfigError, TryAgainError, UsageError
 from swarm.net import dialing
 from swarm.net import overlay as overlay_module
 from swarm.net.daemon import NetworkError
-from swarm.net.hivemind_lean import DHTID, DictionaryDHTValue, PeerID
+from swarm.net.hivemind_lean import DHTID, DictionaryDHTValue, PeerID, ValueWithExpiration
 from swarm.net.overlay import Overlay
 from swarm.protocol.identity import Identity
 from swarm.protocol.records import record_subkey, sign_record
@@ -40,6 +40,17 @@ def signed(overlay: Overlay, body: bytes, expires_s: float, suffix: bytes = b"")
     key = DHTID.generate(source=KEY).to_bytes()
     return sign_record(
         overlay._identity, key, record_subkey(overlay.peer_id, suffix), expires_s, body
+    )
+
+
+def hold(holder: Overlay, body: bytes) -> None:
+    """Give one member a record of its own that no other member has."""
+    expires_s = time.time() + 60
+    holder._storage.store_subkey(
+        DHTID.generate(source=KEY),
+        record_subkey(holder.peer_id),
+        signed(holder, body, expires_s),
+        expires_s,
     )
 
 
@@ -161,20 +172,42 @@ class TestMalice:
 
     async def test_what_a_peer_puts_into_the_cache_does_not_hide_the_records(self) -> None:
         async with nest() as nests:
-            victim, evil = await nests.swarm(2)
-            reader = await nests.start(await victim.addresses())
-            assert await victim.put(KEY, b"true", ttl_s=60)
+            victim, evil, reader = await nests.swarm(3)
+            hold(victim, b"true")
             late = time.time() + 500
             value = signed(evil, b"decoy", late)
             subkeys = [record_subkey(evil.peer_id)]
             assert await attack(evil, victim, value, late, subkeys=subkeys, in_cache=True) == [True]
-            assert (await reader.get(KEY))[victim.peer_id, b""] == b"true"
+            assert await reader.get(KEY) == {
+                (victim.peer_id, b""): b"true",
+                (evil.peer_id, b""): b"decoy",
+            }
+
+    async def test_one_peer_cannot_end_a_search_by_a_high_expiry(self) -> None:
+        async with nest() as nests:
+            reader, honest, evil = await nests.swarm(3)
+            hold(honest, b"true")
+            hold(evil, b"decoy")
+            entry = evil._storage.get(DHTID.generate(source=KEY))
+            answer = ValueWithExpiration(entry.value, float("inf"))
+            evil._storage.get = lambda _key: answer
+            find = reader._node.protocol.call_find
+
+            async def find_evil_first(peer: Any, keys: Any) -> Any:
+                await asyncio.sleep(0.3 * (str(peer) == honest.peer_id))
+                return await find(peer, keys)
+
+            reader._node.protocol.call_find = find_evil_first
+            assert await reader.get(KEY) == {
+                (honest.peer_id, b""): b"true",
+                (evil.peer_id, b""): b"decoy",
+            }
 
     async def test_a_dictionary_of_nonsense_does_not_end_a_search(self) -> None:
         """Sizes, keys and expiries of any type come from the peer that answers."""
         async with nest() as nests:
             reader, honest, evil = await nests.swarm(3)
-            assert await honest.put(KEY, b"true", ttl_s=60)
+            hold(honest, b"true")
             nonsense = DictionaryDHTValue("no size")
             nonsense.data = {
                 ("a", "tuple"): (b"x", time.time() + 60),
