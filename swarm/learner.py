@@ -50,15 +50,19 @@ class LearnerProcess:
     Args:
         log_path: file for the child's output.
         threads: CPU threads of its numerical libraries; 0: their default.
+        module: what the child runs; it gets the number of its socket as its argument.
 
     Attributes:
         busy_with: the operation that is being answered, or "".
         starts: how often a child was started.
     """
 
-    def __init__(self, log_path: Path, *, threads: int = 0) -> None:
+    def __init__(
+        self, log_path: Path, *, threads: int = 0, module: str = "swarm.rl.learner"
+    ) -> None:
         self._log_path = log_path
         self._threads = threads
+        self._module = module
         self._child: _Child | None = None
         self._turn = asyncio.Lock()
         self._last_id = 0
@@ -95,7 +99,7 @@ class LearnerProcess:
                         sys.executable,
                         "-P",  # a file in the current folder must not pass for a library
                         "-m",
-                        "swarm.rl.learner",
+                        self._module,
                         str(theirs.fileno()),
                         stdin=DEVNULL,
                         stdout=output,

@@ -273,50 +273,45 @@ class Learner:
         ]
 
 
-def serve(connection: socket.socket) -> None:
+Operations = Mapping[str, Callable[..., dict[str, Any]]]
+
+
+def serve(connection: socket.socket, prepare: Callable[[], Operations]) -> None:
     """Answer requests until the connection ends; then end the process, in the middle of work too.
 
-    "stop" is answered, and ends the loop.
+    The request "stop" is answered, and ends the loop.
+
+    Args:
+        connection: to the node.
+        prepare: makes the operations; it may take its time, requests wait.
     """
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(
         target=_receive_all, args=(connection, requests.put), name="node", daemon=True
     ).start()
-    _import_heavy()
-    learner = Learner()
+    operations = prepare()
     while True:
         request = requests.get()
-        reply = {"id": request["id"], **_answer(learner, request)}
-        connection.sendall(ipc.pack(reply))
+        connection.sendall(ipc.pack({"id": request["id"], **_answer(operations, request)}))
         if request["op"] == "stop":
             return
 
 
-def _answer(learner: Learner, request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(operations: Operations, request: Mapping[str, Any]) -> dict[str, Any]:
     name = request["op"]
     if name == "stop":
         return {"ok": True}
-    operation: Callable[..., dict[str, Any]] | None = OPERATIONS.get(name)
+    operation = operations.get(name)
     if operation is None:
-        return _failure(LearnerError(f"no operation {name!r}; known: {', '.join(OPERATIONS)}"))
+        return _failure(LearnerError(f"no operation {name!r}; known: {', '.join(operations)}"))
     try:
-        return {"ok": True, **operation(learner, **request["arguments"])}
+        return {"ok": True, **operation(**request["arguments"])}
     except SwarmError as error:
         log.error("%s: %s", name, error)
         return _failure(error)
     except Exception as error:  # the outermost boundary: the node decides what becomes of it
         log.exception("%s failed", name)
         return _failure(error)
-
-
-OPERATIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "init": Learner.init,
-    "sample": Learner.sample,
-    "greedy": Learner.greedy,
-    "train": Learner.train,
-    "logprobs": Learner.logprobs,
-    "checkpoint": Learner.checkpoint,
-}
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -345,7 +340,7 @@ def _end(reason: str) -> NoReturn:
     os._exit(0)
 
 
-def _import_heavy() -> None:
+def _prepare() -> Operations:
     """Import what takes seconds and every model needs, while the node still does other things."""
     from transformers import (  # noqa: F401 (for what it imports)
         AutoModelForCausalLM,
@@ -355,6 +350,16 @@ def _import_heavy() -> None:
     )
 
     from swarm.rl import checkpoint, engine, policy, trainer  # noqa: F401 (for what they import)
+
+    learner = Learner()
+    return {
+        "init": learner.init,
+        "sample": learner.sample,
+        "greedy": learner.greedy,
+        "train": learner.train,
+        "logprobs": learner.logprobs,
+        "checkpoint": learner.checkpoint,
+    }
 
 
 def _packed(rollout: Rollout) -> dict[str, Any]:
@@ -410,17 +415,18 @@ def _memory_bytes(policy: "Policy") -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], prepare: Callable[[], Operations] = _prepare) -> int:
+    """Run as a child of the node; the argument is the number of the inherited socket."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if len(arguments) != 1 or not arguments[0].isdigit():
-        log.error("usage: python -m swarm.rl.learner FD; it is started by swarm-node")
+        log.error("usage: python -m swarm.rl.learner FD; swarm-node starts it")
         return 2
     with socket.socket(fileno=int(arguments[0])) as connection:
-        serve(connection)
+        serve(connection, prepare)
     return 0
 
 
