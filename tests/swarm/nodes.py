@@ -87,14 +87,12 @@ class Node:
     @property
     def swarm_dir(self) -> SwarmDir:
         data_dir = DataDir(self.data_dir)
-        if data_dir.current is None:
-            raise AssertionError(f"{self.name} is in no swarm yet")
-        return data_dir.swarm(data_dir.current)
+        return data_dir.swarm(data_dir.current or bytes(32))
 
     @property
     def run_dir(self) -> RunDir:
-        """The newest run."""
-        return self.swarm_dir.runs()[-1]
+        """The newest run; in a place that does not exist before there is one."""
+        return (self.swarm_dir.runs() or [RunDir(self.swarm_dir.root / "none")])[-1]
 
     def steps(self) -> list[dict[str, Any]]:
         """What it trained on, step by step."""
@@ -106,8 +104,6 @@ class Node:
 
     def trained_on(self) -> set[str]:
         """Publishers that it took a sample of through the filter into the loss; itself is "own"."""
-        if not DataDir(self.data_dir).current or not self.swarm_dir.runs():
-            return set()
         return {
             peer
             for report in self.metrics()

@@ -1,0 +1,68 @@
+"""Swarms and nodes that do not fit together: refused at the door, with the reason named."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import LOOPBACK, SMALL, Swarm, cli, settings, sums, write_prompts
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    folder = tmp_path_factory.mktemp("refusals")
+    with Swarm(folder) as swarm:
+        swarm.seed(write_prompts(folder / "prompts.jsonl", sums(range(3, 9), range(2, 12))))
+        yield swarm
+
+
+def refused_join(swarm: Swarm, data_dir: Path, model: Path, **changes: str) -> str:
+    """What `swarm-node join` says before it ends with the exit code for configuration."""
+    flags = settings(LOOPBACK | {k.replace("__", "."): v for k, v in changes.items()})
+    result = cli("join", swarm.invite, "--model", str(model), "--data-dir", str(data_dir), *flags)
+    assert result.returncode == 78, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def with_tokenizer(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A model folder like the small one's, with another tokenizer."""
+    shutil.copytree(SMALL, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    change(tokenizer)
+    path.write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_another_vocabulary(swarm: Swarm, tmp_path: Path) -> None:
+    def swap(tokenizer: dict[str, Any]) -> None:
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary["8"], vocabulary["9"] = vocabulary["9"], vocabulary["8"]
+
+    model = with_tokenizer(tmp_path / "swapped", swap)
+    message = refused_join(swarm, tmp_path / "data", model)
+    assert "tokenizer mismatch" in message
+    assert str(model) in message
+    assert "'arith-small'" in message
+
+
+def test_the_same_vocabulary_that_splits_otherwise(swarm: Swarm, tmp_path: Path) -> None:
+    def strip_plus(tokenizer: dict[str, Any]) -> None:
+        tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "+"}, "content": "-"}
+
+    model = with_tokenizer(tmp_path / "normalizing", strip_plus)
+    message = refused_join(swarm, tmp_path / "data", model)
+    assert "tokenizer mismatch" in message
+    assert "with the same vocabulary" in message
+    assert str(model) in message
+    assert "'arith-small'" in message
+
+
+def test_a_swarm_above_this_nodes_limits(swarm: Swarm, tmp_path: Path) -> None:
+    message = refused_join(swarm, tmp_path / "data", SMALL, limits__max_group_size="3")
+    assert "groups of 4" in message
+    assert "limits.max_group_size" in message
+    assert "allows 3" in message
