@@ -219,6 +219,11 @@ class TrainSection(Section):
     micro_batch_tokens: Annotated[int, Field(ge=64)] = Field(
         default=16_384, description="Tokens, padding included, in one forward and backward pass."
     )
+    log_samples: bool = Field(
+        default=True,
+        description="Log what became of every sample, for `swarm-node replay --what-if`: some "
+        "50 bytes a sample.",
+    )
 
 
 class FtisSection(Section):

@@ -153,6 +153,8 @@ class LossOutput:
     """(N,) nats per sample; NaN where a log-prob is not finite or the sample invalid."""
     log_ratio_max: Tensor
     """(N,) nats, the largest |l| of the sample's tokens; NaN as for `kl`."""
+    log_ratio: Tensor
+    """(N, T) nats, l; detached; 0 at masked positions and where `kl` is NaN."""
     is_weight: Tensor
     """(N, T) detached; 0 at masked positions and where `kl` is NaN."""
     metrics: LossMetrics
@@ -299,6 +301,7 @@ def ftis_loss(
         keep=keep,
         kl=torch.where(finite, kl, torch.nan),
         log_ratio_max=torch.where(finite, largest, torch.nan),
+        log_ratio=log_ratio,
         is_weight=weight,
         metrics=metrics,
     )

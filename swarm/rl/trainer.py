@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.advantages import group_advantages, valid_samples
 from swarm.rl.filter import dropped_by_advantage
 from swarm.rl.loss import FtisConfig, LossMetrics, LossOutput, ftis_loss, kl_quantiles
+from swarm.rl.sample_report import Divergence, SampleReport, divergences, ratio_edges
 
 log = logging.getLogger(__name__)
 
@@ -174,10 +175,17 @@ class StepReport:
     steps_nonfinite: int
     """Totals since the start; they are part of the trainer's state."""
     seconds: float
+    per_sample: tuple[SampleReport, ...]
+    """Group by group, in the batch's order; empty without `train.log_samples`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A flat dict of JSON-able values, but for `per_peer`: dicts by publisher."""
-        return asdict(self)
+        """A flat dict of JSON-able values, but for `per_peer`: dicts by publisher.
+
+        Without `per_sample`, which is large.
+        """
+        values = asdict(replace(self, per_sample=()))
+        del values["per_sample"]
+        return values
 
 
 @dataclass(slots=True, eq=False)
@@ -191,6 +199,7 @@ class _Sample:
     outcome: Outcome = Outcome.TRAINED  # until something else is known
     kl: float = math.nan
     log_ratio_max: float = math.nan
+    divergence: Divergence | None = None
     anchor: Tensor | None = None  # (L,), on the policy's device
 
     @property
@@ -257,6 +266,7 @@ class Trainer:
         self._policy = policy
         self._config = config
         self._ftis = ftis
+        self._ratio_edges = ratio_edges(ftis.clip_max)
         self._temperature = temperature
         self._score_dropped = score_dropped
         self._micro_batch_tokens = config.micro_batch_tokens
@@ -353,6 +363,7 @@ class Trainer:
             optimizer_steps=progress.optimizer_steps,
             steps_without_signal=progress.steps_without_signal,
             steps_nonfinite=progress.steps_nonfinite,
+            per_sample=_per_sample(samples) if self._config.log_samples else (),
             seconds=time.monotonic() - started,
         )
 
@@ -440,8 +451,8 @@ class Trainer:
         """Find the divergences of samples that are not trained on."""
         with torch.no_grad():
             for batch in _micro_batches(samples, self._micro_batch_tokens):
-                output, _, _ = self._loss(batch, n_samples)
-                _note_divergences(batch, output)
+                output, _, mask = self._loss(batch, n_samples)
+                self._note_divergences(batch, output, mask)
 
     def _update(self, samples: list[_Sample], learning_rate: float) -> _Updates:
         """Make the inner updates; fill in each sample's outcome and divergence."""
@@ -513,7 +524,7 @@ class Trainer:
                 first.metrics += output.metrics
                 first.tokens += sum(s.length for s in batch)
                 first.micro_batches += 1
-                self._record(batch, output)
+                self._record(batch, output, mask)
                 if self._config.inner_updates > 1:
                     for sample, row, live in zip(batch, logprobs.detach(), mask, strict=True):
                         sample.anchor = row[live]
@@ -556,12 +567,21 @@ class Trainer:
         )
         return output, logprobs, mask
 
-    def _record(self, batch: list[_Sample], output: LossOutput) -> None:
-        _note_divergences(batch, output)
+    def _record(self, batch: list[_Sample], output: LossOutput, mask: Tensor) -> None:
+        self._note_divergences(batch, output, mask)
         for sample, keep in zip(batch, output.keep.tolist(), strict=True):
             if not keep:
                 lost = math.isnan(sample.kl)
                 sample.outcome = Outcome.NOT_FINITE if lost else Outcome.DROPPED_KL
+
+    def _note_divergences(self, batch: list[_Sample], output: LossOutput, mask: Tensor) -> None:
+        found = torch.stack([output.kl, output.log_ratio_max], dim=1).tolist()
+        for sample, (kl, log_ratio_max) in zip(batch, found, strict=True):
+            sample.kl, sample.log_ratio_max = kl, log_ratio_max
+        if self._config.log_samples:
+            described = divergences(output.log_ratio, mask, self._ratio_edges)
+            for sample, divergence in zip(batch, described, strict=True):
+                sample.divergence = None if math.isnan(sample.kl) else divergence
 
 
 _KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)
@@ -588,10 +608,11 @@ def _micro_batches(samples: list[_Sample], max_tokens: int) -> Iterator[list[_Sa
         yield batch
 
 
-def _note_divergences(batch: list[_Sample], output: LossOutput) -> None:
-    found = torch.stack([output.kl, output.log_ratio_max], dim=1).tolist()
-    for sample, (kl, log_ratio_max) in zip(batch, found, strict=True):
-        sample.kl, sample.log_ratio_max = kl, log_ratio_max
+def _per_sample(samples: list[_Sample]) -> tuple[SampleReport, ...]:
+    return tuple(
+        SampleReport(s.outcome.value, s.advantage, s.length, s.truncated, s.divergence)
+        for s in samples
+    )
 
 
 def _per_peer(samples: list[_Sample]) -> dict[str, PeerReport]:

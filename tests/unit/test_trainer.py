@@ -15,7 +15,8 @@ from swarm.config import TrainSection
 from swarm.errors import DataError
 from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.loss import FtisConfig, ftis_loss
-from swarm.rl.trainer import OWN, Trainer, TrainGroup
+from swarm.rl.sample_report import ratio_edges
+from swarm.rl.trainer import OWN, Outcome, Trainer, TrainGroup
 
 VOCABULARY = 11
 
@@ -555,6 +556,47 @@ def test_entropy_is_estimated_from_own_samples() -> None:
     logprobs = np.concatenate([r.logprobs for r in BATCH[0].rollouts])
     assert report.entropy == pytest.approx(-float(logprobs.mean()), rel=1e-6)
     assert Trainer(Bigram(), section(), FtisConfig()).step(BATCH[1:]).entropy is None
+
+
+@pytest.mark.parametrize("budget", [64, 16_384])
+def test_every_sample_is_reported_in_the_batchs_order(budget: int) -> None:
+    ftis = FtisConfig(kl_threshold=0.5, clip_max=1.3)
+    policy = Bigram()
+    report = Trainer(policy, section(micro_batch_tokens=budget), ftis).step(BATCH)
+    rollouts = [r for g in BATCH for r in g.rollouts]
+    assert [s.length for s in report.per_sample] == [len(r.token_ids) for r in rollouts]
+    outcomes = [s.outcome for s in report.per_sample]
+    for outcome in Outcome:
+        assert outcomes.count(outcome) == getattr(report, outcome)
+    assert min(report.trained, report.dropped_kl, report.dropped_advantage) > 0
+    for rollout, sample in zip(rollouts, report.per_sample, strict=True):
+        scored = tuple(rollout.token_ids.tolist()) in policy.scored
+        assert (sample.divergence is not None) == scored
+        if sample.divergence is not None:
+            far = sample.divergence.kl["grpo"] > 0.5
+            assert far == (sample.outcome == Outcome.DROPPED_KL)
+    trained = [s for s in report.per_sample if s.outcome == Outcome.TRAINED and s.divergence]
+    edge = ratio_edges(1.3).index(1.3)
+    above = sum(s.divergence.tokens_above[edge] for s in trained if s.divergence)
+    assert report.truncated_share == pytest.approx(above / report.tokens)
+    assert report.ratio_max == max(s.divergence.ratio_max for s in trained if s.divergence)
+
+
+def test_samples_are_reported_as_they_are() -> None:
+    batch = [group([1, 0, 0, 0], truncated=2), group([math.nan, 1.0, 0.0])]
+    policy = Bigram()
+    policy.poison, policy.poison_value = int(batch[0].rollouts[0].token_ids[0]), math.inf
+    samples = Trainer(policy, section(), FtisConfig(filter="none")).step(batch).per_sample
+    assert [s.truncated for s in samples] == [True, True] + 5 * [False]
+    assert [s.advantage > 0 for s in samples] == [True, False, False, False, False, True, False]
+    assert samples[0].outcome == Outcome.NOT_FINITE
+    assert samples[4].outcome == Outcome.INVALID
+    assert samples[0].divergence is samples[4].divergence is None
+
+
+def test_samples_are_not_reported_when_not_wanted() -> None:
+    trainer = Trainer(Bigram(), section(log_samples=False), FtisConfig())
+    assert trainer.step(BATCH).per_sample == ()
 
 
 def test_threshold_schedule_runs_over_batches_with_and_without_signal() -> None:
