@@ -126,7 +126,7 @@ class Node:
 
     def child(self, word: str) -> psutil.Process:
         """The child whose command line has `word` in it."""
-        (found,) = [c for c in self.children() if word in " ".join(c.cmdline())]
+        (found,) = [c for c in self.children() if word in command_line(c)]
         return found
 
     def signal(self, number: int) -> None:
@@ -144,17 +144,25 @@ class Node:
         return self.process.wait(PATIENCE_S)
 
     def leftovers(self) -> list[str]:
-        """What still runs or lies about some seconds after its end; it is killed and removed."""
+        """What still runs some seconds after its end; it is killed."""
         _, alive = psutil.wait_procs(self.seen, timeout=20.0)
         left = []
         for process in alive:
             try:
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+                    left.append(f"{process.pid} {command_line(process)[:120]}")
                     process.kill()
             except psutil.NoSuchProcess:
                 continue
         return left
+
+
+def command_line(process: psutil.Process) -> str:
+    """Program and arguments; empty for a process that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -287,7 +295,7 @@ def settings(values: Mapping[str, str]) -> list[str]:
 def wait_until(
     condition: Callable[[], bool],
     what: str,
-    nodes: Sequence[Node],
+    nodes: Sequence[Node] = (),
     timeout_s: float = PATIENCE_S,
 ) -> None:
     """Poll until a condition holds; fails with the nodes' logs when one ends or time is up."""
@@ -295,7 +303,7 @@ def wait_until(
     while not condition():
         dead = [n.name for n in nodes if not n.running]
         if dead or time.monotonic() > deadline:
-            logs = "\n".join(f"--- {n.name}\n{n.log()[-3000:]}" for n in nodes)
+            logs = "".join(f"\n--- {n.name}\n{n.log()[-3000:]}" for n in nodes)
             why = f"{dead} ended" if dead else f"not within {timeout_s} s"
-            raise AssertionError(f"{what}: {why}\n{logs}")
+            raise AssertionError(f"{what}: {why}{logs}")
         time.sleep(0.2)

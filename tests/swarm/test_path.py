@@ -1,6 +1,5 @@
 """The whole path, from one node's sampler over the wire into another's trainer, changes nothing."""
 
-import math
 from pathlib import Path
 
 from nodes import Node, Swarm, wait_until, write_prompts
@@ -46,7 +45,7 @@ def test_equal_models_see_no_difference_in_each_others_samples(tmp_path: Path) -
             )
             ratios = foreign_log_ratios(node, other)
             assert max(ratios) < 1e-4
-            assert not all(math.isclose(ratio, 0.0) for ratio in ratios)  # two computations
+            assert any(ratios)  # computed twice, in different batches
             own = [report["per_peer"]["own"]["log_ratio_max"] for report in node.metrics()]
             assert max(value for value in own if value is not None) < 1e-4
             used = {
