@@ -141,9 +141,16 @@ def save(
     return folder / name
 
 
-def newest_whole(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint in which every file is as it was written; None where there is none."""
-    for _, _, path in sorted(_listed(folder), reverse=True):
+def newest_whole(folder: Path, step: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint in which every file is as it was written; None where there is none.
+
+    Args:
+        folder: of checkpoints.
+        step: only those of this step count.
+    """
+    for number, _, path in sorted(_listed(folder), reverse=True):
+        if step is not None and number != step:
+            continue
         try:
             manifest = _read_manifest(path)
             _check_files(path, manifest["files"])

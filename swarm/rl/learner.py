@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from swarm import ipc
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, LearnerError, SwarmError
+from swarm.errors import ConfigError, DataError, LearnerError, SwarmError
 from swarm.protocol.rollout import Finish, Rollout
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Learner:
         stop_token_ids: Sequence[int],
         temperature: float,
         resume: str | None = None,
+        resume_step: int | None = None,
     ) -> dict[str, Any]:
         """Load the model, and the newest whole checkpoint of the run where there is one.
 
@@ -83,6 +84,7 @@ class Learner:
             stop_token_ids: of the swarm.
             temperature: that the swarm samples at, and log-probs are taken at.
             resume: another folder of checkpoints.
+            resume_step: load the checkpoint of this step, not the newest; 0: none.
 
         Returns:
             What the model is, `step` and `node_state` (bytes; None at the start of a run).
@@ -103,7 +105,10 @@ class Learner:
         if model.threads:
             torch.set_num_threads(model.threads)
         torch.manual_seed(node_config.node.seed)
-        found = checkpoint.newest_whole(Path(resume) if resume else Path(run_dir, "checkpoints"))
+        folder = Path(resume) if resume else Path(run_dir, "checkpoints")
+        found = checkpoint.newest_whole(folder, resume_step)
+        if found is None and resume_step:
+            raise DataError(f"{folder} holds no whole checkpoint of step {resume_step}")
         terms = _terms(node_config)
         if found is not None and found.terms != terms:
             raise ConfigError(_difference(found.path, found.terms, terms))
@@ -186,7 +191,12 @@ class Learner:
         return {"completions": completions, "seconds": time.monotonic() - started}
 
     def train(self, *, groups: list[dict[str, Any]]) -> dict[str, Any]:
-        """One step; the trainer's report as a flat dict."""
+        """One step; the trainer's report as a flat dict.
+
+        Returns also `per_sample`, a dict for each sample of the batch in its order, and the
+        `ratio_edges` that belong to it.
+        """
+        from swarm.rl.sample_report import ratio_edges
         from swarm.rl.trainer import TrainGroup
 
         trainer = self._model.trainer
@@ -201,9 +211,13 @@ class Learner:
             )
             for group in groups
         ]
-        report = trainer.step(batch).to_dict()
-        report["memory_bytes"] = _memory_bytes(self._model.policy)
-        return report
+        report = trainer.step(batch)
+        return {
+            **report.to_dict(),
+            "memory_bytes": _memory_bytes(self._model.policy),
+            "ratio_edges": ratio_edges(self._model.config.ftis.clip_max),
+            "per_sample": [asdict(sample) for sample in report.per_sample],
+        }
 
     def logprobs(
         self, *, prompt_ids: list[list[int]], completions: list[bytes], temperature: float

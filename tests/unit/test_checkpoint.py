@@ -83,6 +83,19 @@ def test_nothing_that_can_hold_code(save: Callable[..., Path]) -> None:
     assert [path.name for path in save(2).glob("*.bin")] == [checkpoint.NODE_STATE]
 
 
+def test_checkpoint_of_a_certain_step(save: Callable[..., Path], tmp_path: Path) -> None:
+    first, _, again = save(1, keep=9), save(2, keep=9), save(1, keep=9)
+    assert first != again
+    found = checkpoint.newest_whole(tmp_path, 1)
+    assert found is not None
+    assert found.path == again
+    _flip_a_bit(again / "model.safetensors")
+    found = checkpoint.newest_whole(tmp_path, 1)
+    assert found is not None
+    assert found.path == first
+    assert checkpoint.newest_whole(tmp_path, 3) is None
+
+
 def test_empty_and_absent_folders(tmp_path: Path) -> None:
     assert checkpoint.newest_whole(tmp_path) is None
     assert checkpoint.newest_whole(tmp_path / "nowhere") is None
