@@ -6,13 +6,14 @@ Does not know: where the sets come from, what is done with the prompts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from swarm.config import LimitsSection
-from swarm.errors import ConfigError, DataError
+from swarm.errors import ConfigError, DataError, RemoteProtocolError
 from swarm.protocol.manifest import Manifest, PromptSetRef
-from swarm.protocol.prompts import Prompt
+from swarm.protocol.prompts import Prompt, decode_prompt_set
 from swarm.rewards.workers import WorkerPool
 from swarm.text import Tokenizer, prompt_hash, tokens_sha256
 
@@ -24,6 +25,10 @@ class RenderedSet:
     prompts: tuple[Prompt, ...]
     token_ids: tuple[np.ndarray, ...]
     hashes: tuple[bytes, ...]
+
+    def first(self, count: int) -> Self:
+        """The set's first prompts only."""
+        return type(self)(self.prompts[:count], self.token_ids[:count], self.hashes[:count])
 
 
 class PromptTable:
@@ -69,9 +74,9 @@ async def render(
     return RenderedSet(tuple(prompts), token_ids, tuple(prompt_hash(ids) for ids in token_ids))
 
 
-async def render_checked(
+async def render_set(
+    data: bytes,
     ref: PromptSetRef,
-    prompts: Sequence[Prompt],
     manifest: Manifest,
     tokenizer: Tokenizer,
     name: str,
@@ -79,9 +84,22 @@ async def render_checked(
 ) -> RenderedSet:
     """Render a set of the swarm, and check that its token ids are what the organizer's are.
 
+    Args:
+        data: the set's bytes.
+        ref: how the swarm's terms name the set.
+        manifest: template, tokenizer and limits.
+        tokenizer: of the model.
+        name: of the model, for messages.
+        workers: render.
+
     Raises:
-        DataError: they differ, although the vocabularies agree; names both tokenizers.
+        DataError: `data` is not the set; the token ids differ, although the vocabularies agree; or
+            a prompt is longer than the manifest allows.
     """
+    try:
+        prompts = decode_prompt_set(data, ref)
+    except RemoteProtocolError as error:
+        raise DataError(f"prompt set {ref.sha256[:16]} cannot be used: {error}") from None
     rendered = await render(
         prompts, manifest.template.text, manifest.template.system, tokenizer, workers
     )
@@ -92,6 +110,12 @@ async def render_checked(
             f"{manifest.tokenizer.name!r} does, with the same vocabulary: token hash {mine[:16]} "
             f"of prompt set {ref.sha256[:16]}, expected {ref.tokens_sha256[:16]}; "
             "join with a model of that family"
+        )
+    longest = max(len(ids) for ids in rendered.token_ids)
+    if longest > manifest.sampling.max_prompt_tokens:
+        raise DataError(
+            f"prompt set {ref.sha256[:16]} holds a prompt of {longest} tokens; the manifest's "
+            f"limit is {manifest.sampling.max_prompt_tokens}"
         )
     return rendered
 

@@ -22,6 +22,16 @@ import numpy as np
 from swarm.config import NodeConfig
 from swarm.errors import LearnerError
 from swarm.learner import LearnerProcess
+from swarm.learner_calls import (
+    CALL_TIMEOUT_S,
+    Completion,
+    greedy_arguments,
+    greedy_completions,
+    init_arguments,
+    sample_arguments,
+    sampled,
+    train_arguments,
+)
 from swarm.paths import RunDir, write_atomic
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
@@ -29,14 +39,12 @@ from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Cursor, next_prompts
-from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
+from swarm.protocol.rollout import Finish, RolloutGroup
+from swarm.step_log import step_record
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 3600.0
-"""Longest time that one call to the learner may take before it counts as hung."""
-
-MAX_LINE_BYTES = 16 << 20
+MAX_LINE_BYTES = 64 << 20
 """One step's log line, with thousands of groups in the batch."""
 
 HISTORY = 512
@@ -89,7 +97,7 @@ class TrainingLoop:
         samplers: live peers that sample, this node not included.
         publish: makes a stored blob known to the others.
         score: rewards of groups, computed here.
-        grade: rewards of greedy completions of the held-out prompts: (name of the set, texts' ids).
+        grade: accuracy of greedy completions of an evaluation set: (its name, completions).
         on_progress: called after each step and evaluation.
     """
 
@@ -107,7 +115,7 @@ class TrainingLoop:
         samplers: Callable[[], list[str]],
         publish: Callable[[list[tuple[bytes, bytes, RolloutGroup]]], None],
         score: Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]],
-        grade: Callable[[str, Sequence[tuple[np.ndarray, bool]]], Awaitable[list[float]]],
+        grade: Callable[[str, Sequence[Completion]], Awaitable[float]],
         on_progress: Callable[[], None],
     ) -> None:
         self._config = config
@@ -264,11 +272,7 @@ class TrainingLoop:
         answer = await self._learner.call(
             "init",
             timeout_s=CALL_TIMEOUT_S,
-            config=self._config.model_dump(mode="json"),
-            run_dir=str(self._run_dir.root),
-            vocab_size=manifest.tokenizer.vocab_size,
-            stop_token_ids=list(manifest.sampling.stop_token_ids),
-            temperature=manifest.sampling.temperature,
+            **init_arguments(self._config, manifest, self._run_dir.root),
         )
         first = not self.step
         self.step = answer["step"]
@@ -310,12 +314,11 @@ class TrainingLoop:
         answer = await self._call(
             "sampling",
             "sample",
-            prompts=[self._prompts.token_ids(prompt_id).tolist() for _, prompt_id in chosen],
-            n=sampling.group_size,
-            temperature=sampling.temperature,
-            max_new_tokens=sampling.max_completion_tokens,
-            stop_token_ids=list(sampling.stop_token_ids),
-            seeds=[self._seed(epoch, prompt_id) for epoch, prompt_id in chosen],
+            **sample_arguments(
+                [self._prompts.token_ids(prompt_id) for _, prompt_id in chosen],
+                [self._seed(epoch, prompt_id) for epoch, prompt_id in chosen],
+                sampling,
+            ),
         )
         groups = [
             RolloutGroup(
@@ -327,10 +330,10 @@ class TrainingLoop:
                 policy_step=answer["policy_step"],
                 created_ms=int(time.time() * 1000),
                 temperature=sampling.temperature,
-                rollouts=tuple(_rollout(item) for item in items),
-                claimed_rewards=np.zeros(len(items), np.float32),
+                rollouts=rollouts,
+                claimed_rewards=np.zeros(len(rollouts), np.float32),
             )
-            for (epoch, prompt_id), items in zip(chosen, answer["groups"], strict=True)
+            for (epoch, prompt_id), rollouts in zip(chosen, sampled(answer), strict=True)
         ]
         rewards = await self._score(groups)
         published = []
@@ -367,29 +370,9 @@ class TrainingLoop:
 
     async def _train(self, batch: Sequence[PooledGroup]) -> None:
         started = time.monotonic()
-        report = await self._call(
-            "training",
-            "train",
-            groups=[
-                {
-                    "hash": item.hash,
-                    "publisher": item.publisher,
-                    "own": item.own,
-                    "prompt_ids": item.prompt_token_ids.tolist(),
-                    "rollouts": [
-                        {
-                            "ids": rollout.token_ids.astype("<i4").tobytes(),
-                            "logprobs": rollout.logprobs.astype("<f4").tobytes(),
-                            "finish": int(rollout.finish),
-                        }
-                        for rollout in item.group.rollouts
-                    ],
-                    "rewards": item.rewards.astype("<f4").tobytes(),
-                }
-                for item in batch
-            ],
-        )
-        report = {k: v for k, v in report.items() if k not in ("id", "ok")}
+        answer = await self._call("training", "train", **train_arguments(batch))
+        others = ("id", "ok", "ratio_edges", "per_sample")
+        report = {k: v for k, v in answer.items() if k not in others}
         self.step = report["step"]
         self.last_report = report
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
@@ -403,25 +386,13 @@ class TrainingLoop:
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
         self._append(
             self._run_dir.steps_path,
-            {
-                "step": self.step,
-                "time_s": round(time.time(), 3),
-                "config": self._config_digest,
-                "charter": len(self._charter().amendments),
-                "stepped": report["stepped"],
-                "groups": [
-                    {
-                        "hash": item.hash.hex(),
-                        "publisher": item.publisher,
-                        "own": item.own,
-                        "epoch": item.group.epoch,
-                        "prompt_id": item.group.prompt_id,
-                        "policy_step": item.group.policy_step,
-                        "rewards": [round(float(r), 6) for r in item.rewards],
-                    }
-                    for item in batch
-                ],
-            },
+            step_record(
+                answer,
+                batch,
+                config=self._config_digest,
+                amendments=len(self._charter().amendments),
+                time_s=time.time(),
+            ),
         )
         self._append(self._run_dir.metrics_path, {"time_s": round(time.time(), 3), **report})
         log.info(
@@ -443,17 +414,9 @@ class TrainingLoop:
             answer = await self._call(
                 "evaluating",
                 "greedy",
-                prompts=[ids.tolist() for ids in prompts],
-                max_new_tokens=sampling.max_completion_tokens,
-                stop_token_ids=list(sampling.stop_token_ids),
+                **greedy_arguments(prompts, sampling),
             )
-            stops = set(sampling.stop_token_ids)
-            completions = []
-            for packed in answer["completions"]:
-                ids = np.frombuffer(packed, "<i4")
-                completions.append((ids, bool(len(ids)) and int(ids[-1]) in stops))
-            grades = await self._grade(name, completions)
-            point[name] = round(float(np.mean([grade >= 1.0 for grade in grades])), 4)
+            point[name] = await self._grade(name, greedy_completions(answer, sampling))
         self._evaluated_step = self.step
         if len(point) > 2:
             self.accuracies.append(point)
@@ -488,14 +451,6 @@ class TrainingLoop:
                 await event.wait()
         except TimeoutError:
             return
-
-
-def _rollout(item: Mapping[str, Any]) -> Rollout:
-    return Rollout(
-        token_ids=np.frombuffer(item["ids"], "<i4"),
-        logprobs=np.frombuffer(item["logprobs"], "<f4"),
-        finish=Finish(item["finish"]),
-    )
 
 
 def drop_cut_line(path: Path) -> None:

@@ -20,9 +20,11 @@ import numpy as np
 from swarm import __version__, model_files
 from swarm.announce import Announcer
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, DataError, RemoteProtocolError
+from swarm.errors import ConfigError, DataError
 from swarm.gather import Gatherer
+from swarm.grading import Grader
 from swarm.learner import LearnerProcess
+from swarm.learner_calls import Completion
 from swarm.node import STOP_TIMEOUT_S, Node, Stopped
 from swarm.paths import DataDir, RunDir, write_json
 from swarm.prompt_table import (
@@ -30,12 +32,11 @@ from swarm.prompt_table import (
     RenderedSet,
     check_limits,
     check_tokenizer,
-    render_checked,
+    render_set,
 )
-from swarm.protocol.manifest import PromptSetRef, RewardSpec
+from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool
-from swarm.protocol.prompts import decode_prompt_set
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
@@ -103,23 +104,23 @@ class Volunteer(Node):
         manifest = charter.manifest
         check_limits(manifest, self._all_sets(), self.config.limits)
         check_tokenizer(manifest, tokenizer, self.config.model.path)
-        run_dir = self._open_run(folder)
+        model = self.config.model.model_copy(update={"path": str(folder)})
+        resolved = self.config.model_copy(update={"model": model})
+        run_dir = self._open_run(resolved)
         write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
         learner = LearnerProcess(run_dir.root / "learner.log", threads=self.config.model.threads)
         reward = self.config.reward
         try:
             async with WorkerPool(reward.workers, reward.timeout_s) as self.workers:
+                self.grader = Grader(self.workers, tokenizer, manifest.reward)
                 await learner.start()  # torch loads while the prompts are fetched and rendered
                 await self.unless_stopped(self._load_prompts())
-                await self._train(run_dir, folder, learner)
+                await self._train(run_dir, resolved, learner)
         finally:
             await learner.close()
 
-    async def _train(self, run_dir: RunDir, folder: Path, learner: LearnerProcess) -> None:
-        config, manifest = self.config, self.membership.charter.manifest
-        learner_config = config.model_copy(
-            update={"model": config.model.model_copy(update={"path": str(folder)})}
-        )
+    async def _train(self, run_dir: RunDir, config: NodeConfig, learner: LearnerProcess) -> None:
+        manifest = self.membership.charter.manifest
         self.gatherer = Gatherer(
             self.exchange,
             self.pool,
@@ -140,7 +141,7 @@ class Volunteer(Node):
             offer=self.gatherer.offer,
         )
         self.loop = TrainingLoop(
-            learner_config,
+            config,
             self.identity,
             run_dir,
             learner,
@@ -176,8 +177,11 @@ class Volunteer(Node):
                 service.cancel()
         raise Stopped
 
-    def _open_run(self, folder: Path) -> RunDir:
+    def _open_run(self, resolved: NodeConfig) -> RunDir:
         """The run to resume, or a new one.
+
+        Args:
+            resolved: the configuration, with the model's folder as its path.
 
         Raises:
             ConfigError: the last run trained something else.
@@ -187,7 +191,7 @@ class Volunteer(Node):
             "model": model.path,
             "revision": model.revision,
             "mode": model.mode,
-            "digest": model_files.digest(folder),
+            "digest": model_files.digest(Path(resolved.model.path)),
         }
         if model.mode == "lora":
             trained |= {
@@ -211,7 +215,8 @@ class Volunteer(Node):
                 )
             run_dir = runs[-1]
         else:
-            run_dir = self.swarm_dir.new_run()
+            run_dir, record = self.swarm_dir.new_run(), None
+        digest = resolved.digest()
         write_run_record(
             run_dir,
             {
@@ -219,8 +224,10 @@ class Volunteer(Node):
                 "swarm": self.swarm_id.hex(),
                 "peer_id": self.identity.peer_id,
                 "trained": trained,
-                "config": self.config.model_dump(mode="json"),
-                "config_digest": self.config.digest(),
+                "config": digest,
+                # By digest, also those of earlier starts: each step was made with one of them.
+                "configs": (record.get("configs", {}) if record else {})
+                | {digest: resolved.model_dump(mode="json")},
                 "seed": self.config.node.seed,
                 "versions": {"swarm-node": __version__, "python": platform.python_version()}
                 | {name: _installed(name) for name in TRACKED_PACKAGES},
@@ -247,10 +254,7 @@ class Volunteer(Node):
         ):
             if ref is not None:
                 rendered = await self._rendered(ref)
-                limit = self.config.eval.max_prompts
-                self._evaluation[name] = RenderedSet(
-                    rendered.prompts[:limit], rendered.token_ids[:limit], rendered.hashes[:limit]
-                )
+                self._evaluation[name] = rendered.first(self.config.eval.max_prompts)
         self._sets_loaded = 0
         await self._append_new_sets()
 
@@ -263,20 +267,9 @@ class Volunteer(Node):
         manifest = self.membership.charter.manifest
         max_bytes = self.config.limits.max_download_mb * 1_000_000
         data = await self.membership.prompt_set(ref, max_bytes)
-        try:
-            prompts = decode_prompt_set(data, ref)
-        except RemoteProtocolError as error:
-            raise DataError(f"prompt set {ref.sha256[:16]} cannot be used: {error}") from None
-        rendered = await render_checked(
-            ref, prompts, manifest, self.tokenizer, self.config.model.path, self.workers
+        return await render_set(
+            data, ref, manifest, self.tokenizer, self.config.model.path, self.workers
         )
-        longest = max(len(ids) for ids in rendered.token_ids)
-        if longest > manifest.sampling.max_prompt_tokens:
-            raise DataError(
-                f"prompt set {ref.sha256[:16]} holds a prompt of {longest} tokens; the manifest's "
-                f"limit is {manifest.sampling.max_prompt_tokens}"
-            )
-        return rendered
 
     async def on_charter(self) -> None:
         self._charter_changed.set()
@@ -337,37 +330,20 @@ class Volunteer(Node):
 
     async def score(self, groups: Sequence[RolloutGroup]) -> list[np.ndarray]:
         """This node's own rewards: one float32 array (G,) a group."""
-        reward = self.membership.charter.manifest.reward
-        return list(await asyncio.gather(*(self._score_group(reward, group) for group in groups)))
-
-    async def _score_group(self, reward: RewardSpec, group: RolloutGroup) -> np.ndarray:
-        prompt = self.prompts.prompts[group.prompt_id]
-        values = await self.workers.score(
-            reward,
-            completions=[self.tokenizer.decode(r.token_ids.tolist()) for r in group.rollouts],
-            finished=[r.finish is Finish.STOP for r in group.rollouts],
-            answer=prompt.answer,
-            prompt=prompt.prompt or "",
-        )
-        return np.asarray(values, dtype=np.float32)
-
-    async def _grade(
-        self, name: str, completions: Sequence[tuple[np.ndarray, bool]]
-    ) -> list[float]:
-        reward = self.membership.charter.manifest.reward
-        prompts = self._evaluation[name].prompts
-        return [
-            (
-                await self.workers.score(
-                    reward,
-                    completions=[self.tokenizer.decode(ids.tolist())],
-                    finished=[finished],
-                    answer=prompt.answer,
-                    prompt=prompt.prompt or "",
+        return list(
+            await asyncio.gather(
+                *(
+                    self.grader.rewards(
+                        self.prompts.prompts[group.prompt_id],
+                        [(r.token_ids, r.finish is Finish.STOP) for r in group.rollouts],
+                    )
+                    for group in groups
                 )
-            )[0]
-            for prompt, (ids, finished) in zip(prompts, completions, strict=True)
-        ]
+            )
+        )
+
+    async def _grade(self, name: str, completions: Sequence[Completion]) -> float:
+        return await self.grader.accuracy(self._evaluation[name].prompts, completions)
 
     def _publish(self, published: list[tuple[bytes, bytes, RolloutGroup]]) -> None:
         refs = []
