@@ -1,0 +1,137 @@
+"""What a peer claims of its samples' rewards, against what this node makes of them itself."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from swarm.config import NodeConfig
+from swarm.gather import Gatherer
+from swarm.grading import Grader
+from swarm.paths import DataDir
+from swarm.prompt_table import RenderedSet
+from swarm.protocol.codec import blob_hash, encode_group
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.prompts import Prompt
+from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
+from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
+from swarm.rewards.workers import WorkerPool
+from swarm.text import Tokenizer, prompt_hash
+from swarm.volunteer import Volunteer
+
+SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
+MALLORY = Identity(b"\x03" * 32)
+TOKENIZER = Tokenizer.from_folder(SMALL)
+EOS = TOKENIZER.eos_token_id
+PROMPT = Prompt(prompt="13+4=", messages=None, answer="17")
+COMPLETIONS = ("17", "18", "17")
+OWN_REWARDS = [1.0, 0.0, 1.0]
+
+
+def charter() -> Charter:
+    return Charter.from_genesis(
+        Manifest.model_validate(
+            {
+                "name": "Sums",
+                "created_s": 1_700_000_000.0,
+                "organizers": (MALLORY.peer_id,),
+                "prompts": {
+                    "sha256": "ab" * 32,
+                    "size_bytes": 100,
+                    "count": 1,
+                    "tokens_sha256": "cd" * 32,
+                },
+                "template": {"text": "{{ prompt }}"},
+                "tokenizer": {
+                    "fingerprint": TOKENIZER.fingerprint(),
+                    "vocab_size": TOKENIZER.vocab_size,
+                    "name": "arith-small",
+                },
+                "sampling": {
+                    "temperature": 1.0,
+                    "group_size": len(COMPLETIONS),
+                    "max_prompt_tokens": 8,
+                    "max_completion_tokens": 4,
+                    "stop_token_ids": (EOS,),
+                },
+                "reward": {"name": "number", "version": 1},
+            }
+        )
+    )
+
+
+def volunteer(tmp_path: Path, terms: Charter, workers: WorkerPool) -> Volunteer:
+    """A node that is in the swarm without a network."""
+    node = Volunteer(NodeConfig(), DataDir(tmp_path), swarm_id=terms.swarm_id)
+    ids = np.array(TOKENIZER.encode(PROMPT.prompt or ""), np.int32)
+    node.prompts.append(RenderedSet((PROMPT,), (ids,), (prompt_hash(ids),)))
+    parts: Any = node
+    parts.grader = Grader(workers, TOKENIZER, terms.manifest.reward)
+    parts.membership = SimpleNamespace(charter=terms, samplers=lambda: [MALLORY.peer_id])
+    parts.overlay = SimpleNamespace(peer_id=Identity(b"\x01" * 32).peer_id)
+    return node
+
+
+def signed_group(node: Volunteer, epoch: int, claimed: Sequence[float]) -> tuple[GroupRef, bytes]:
+    """Mallory's group of the prompt, in all respects right but for the claims."""
+    rollouts = []
+    for text in COMPLETIONS:
+        ids = np.array([*TOKENIZER.encode(text), EOS], np.int32)
+        rollouts.append(Rollout(ids, np.full(len(ids), -0.5, np.float32), Finish.STOP))
+    group = RolloutGroup(
+        swarm_id=node.swarm_id,
+        publisher=MALLORY.peer_id,
+        epoch=epoch,
+        prompt_id=0,
+        prompt_sha256=node.prompts.prompt_hash(0),
+        policy_step=3,
+        created_ms=5,
+        temperature=1.0,
+        rollouts=tuple(rollouts),
+        claimed_rewards=np.array(claimed, np.float32),
+    )
+    blob = encode_group(group, MALLORY)
+    return GroupRef(blob_hash(blob), len(blob), epoch, 0, len(rollouts), group.n_tokens), blob
+
+
+async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) -> None:
+    async with WorkerPool(1, 60.0) as workers:
+        node = volunteer(tmp_path, charter(), workers)
+        claims = (OWN_REWARDS, [0.0, 1.0, 0.0], [1e30, -1e30, 5.0])
+        blobs = dict(signed_group(node, epoch, claimed) for epoch, claimed in enumerate(claims))
+        by_hash = {ref.hash: blob for ref, blob in blobs.items()}
+
+        async def fetch_blobs(peer: str, wanted: list[tuple[bytes, int]]) -> list[bytes]:
+            assert peer == MALLORY.peer_id
+            return [by_hash[digest] for digest, _ in wanted]
+
+        exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
+        gatherer = Gatherer(
+            exchange,
+            node.pool,
+            node.peers,
+            streams=1,
+            check=node._check,
+            verify=node._verify,
+            score=node.score,
+            prompt_ids=node.prompts.token_ids,
+            keep=node.store.put,
+        )
+        gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, tuple(blobs), 3, 5))
+        running = asyncio.create_task(gatherer.run(lambda: 60.0))
+        async with asyncio.timeout(60.0):
+            while len(node.pool.pooled()) < len(claims):
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    pooled = node.pool.pooled()
+    assert {item.group.epoch for item in pooled} == {0, 1, 2}
+    for item in pooled:
+        assert item.group.claimed_rewards.tolist() == np.float32(claims[item.group.epoch]).tolist()
+        assert item.rewards.tolist() == OWN_REWARDS
+    assert (gatherer.counts.accepted, gatherer.counts.rejected) == (3, 0)
