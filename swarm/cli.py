@@ -188,6 +188,13 @@ def _parser() -> Parser:
     seed.add_argument(
         "--stop", action="append", default=[], metavar="TOKEN", help="default: the tokenizer's end"
     )
+    seed.add_argument(
+        "--record-shards",
+        type=int,
+        default=4,
+        metavar="N",
+        help="keys that the DHT's records are spread over: 1 for a handful of members, 16 for 1000",
+    )
     seed.add_argument("--append", type=Path, metavar="FILE", help="add prompts to the swarm")
     seed.add_argument(
         "--close",
@@ -461,6 +468,7 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
         max_prompt_tokens=arguments.max_prompt_tokens,
         max_completion_tokens=arguments.max_completion_tokens,
         stop=tuple(arguments.stop),
+        record_shards=arguments.record_shards,
     )
     data_dir.create()
     identity = Identity.load_or_create(data_dir.identity_path)

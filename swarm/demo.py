@@ -47,7 +47,7 @@ SETTINGS: Mapping[str, str] = {
     "model.dtype": "float32",
     "engine.prompts_per_call": "16",
     "train.groups_per_step": "32",
-    "train.learning_rate": "5e-4",
+    "train.learning_rate": "3.5e-4",
     "eval.max_prompts": "200",
     "checkpoint.every_steps": "100",
 }
@@ -58,13 +58,14 @@ SWARM_FLAGS: Mapping[str, str] = {
     "--group-size": "8",
     "--max-prompt-tokens": "16",
     "--max-completion-tokens": "10",
+    "--record-shards": "1",
 }
 """What the organizer of the demo decides."""
 
 LORA_SETTINGS: Mapping[str, str] = {
     "model.mode": "lora",
     "model.lora_rank": "8",
-    "train.learning_rate": "1.5e-3",
+    "train.learning_rate": "1.4e-3",
 }
 
 DEFAULT_STEPS = 200
@@ -367,7 +368,7 @@ def watch(
                 elapsed > START_TIMEOUT_S and not any(n.status for n in running)
             ):
                 raise SwarmError(f"the demo is not done after {elapsed:.0f} s; see the logs")
-            time.sleep(0.5)
+            time.sleep(1.0)
 
 
 def done(node: Running, steps: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swarm.errors import RemoteProtocolError
-from swarm.net.exchange import Exchange, ExchangeError
+from swarm.net.exchange import MAX_BLOBS_PER_REQUEST, Exchange, ExchangeError
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.reasons import Reason
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_PER_PEER = 64
 """Groups of one peer that wait to be fetched; older ones are forgotten first."""
 
-BLOBS_PER_REQUEST = 8
-"""Groups fetched in one stream: as many as one announcement names."""
 
 Check = Callable[[GroupRef, str], None]
 Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
@@ -138,7 +136,7 @@ class Gatherer:
                 continue
             queue = self._queues[publisher]
             wanted: list[tuple[GroupRef, float]] = []
-            room = min(self._pool.room(), BLOBS_PER_REQUEST)
+            room = min(self._pool.room(), MAX_BLOBS_PER_REQUEST)
             while queue and len(wanted) < room:
                 _, (ref, announced_s) = queue.popitem(last=True)
                 if now - announced_s <= max_age_s and self._pool.wants(ref, publisher) is None:

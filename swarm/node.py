@@ -37,6 +37,8 @@ STOP_TIMEOUT_S = 60.0
 
 MAX_INVITE_ADDRESSES = 6
 
+RESOURCES_PERIOD_S = 5.0
+
 T = TypeVar("T")
 
 
@@ -78,6 +80,8 @@ class Node:
         self._fail_fast = fail_fast
         self._stop = asyncio.Event()
         self.started_s = time.time()
+        self._resources_read: dict[str, Any] = {}
+        self._resources_read_s = float("-inf")
         self.name = config.node.name or socket.gethostname().split(".")[0][:64]
         self.store = BlobStore(
             self.swarm_dir.rollouts_dir,
@@ -286,8 +290,22 @@ class Node:
     def fill_status(self, status: dict[str, Any]) -> None:
         """Add what this role has to say."""
 
+    def _resources(self) -> dict[str, Any]:
+        """Memory and disk; read seldom, because finding the children walks all processes."""
+        now = time.monotonic()
+        if now - self._resources_read_s > RESOURCES_PERIOD_S:
+            process = psutil.Process()
+            children = process.children(recursive=True)
+            self._resources_read_s = now
+            self._resources_read = {
+                "node_memory_bytes": process.memory_info().rss,
+                "children_memory_bytes": sum(_memory_bytes(child) for child in children),
+                "disk_free_bytes": psutil.disk_usage(str(self.data_dir.root)).free,
+            }
+        return {**self._resources_read, "rollouts_bytes": self.store.used_bytes}
+
     async def status(self) -> dict[str, Any]:
-        """A snapshot for `swarm-node status` (schema in docs/STATUS.md)."""
+        """A snapshot for `swarm-node status`."""
         membership = self.membership
         known = membership.charter_bytes is not None
         connected = self.overlay.connected()
@@ -301,8 +319,6 @@ class Node:
             problems.append(f"this machine's clock is {-skew:+.1f} s off its peers': set it by NTP")
         if self.store.trouble:
             problems.append(f"rollouts are not stored: {self.store.trouble}")
-        process = psutil.Process()
-        children = process.children(recursive=True)
         status: dict[str, Any] = {
             "schema": "swarm-node/status/1",
             "node": {
@@ -333,12 +349,7 @@ class Node:
             "members": [
                 member_row(m.peer_id, m.heartbeat, m.changed_s) for m in membership.members.values()
             ],
-            "resources": {
-                "node_memory_bytes": process.memory_info().rss,
-                "children_memory_bytes": sum(_memory_bytes(child) for child in children),
-                "rollouts_bytes": self.store.used_bytes,
-                "disk_free_bytes": psutil.disk_usage(str(self.data_dir.root)).free,
-            },
+            "resources": self._resources(),
         }
         if known:
             charter = membership.charter
