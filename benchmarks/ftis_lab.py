@@ -67,7 +67,7 @@ class Setting:
     name: str
     learning_rate: float
     steps: int
-    groups: int = 24
+    groups: int = 32
     """Prompts in a round: the groups that a node trains on in one step."""
     group_size: int = 8
     max_completion_tokens: int = 10
@@ -88,6 +88,8 @@ class Method:
     sharing: Sharing = "vertical"
     staleness: int = 0
     """Samples are trained on so many steps after the policy that sampled them."""
+    study: str = ""
+    """The ablation that it belongs to; empty: the main comparison."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,19 @@ def render_markdown(results: Sequence[Result], machine: Mapping[str, Any]) -> st
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _tables(results: Iterable[Result]) -> dict[str, dict[str, list[Result]]]:
-    """Results by "pair/setting" and method, in the order in which they come."""
+def _tables(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
+    """Results by "pair/setting" or "pair/setting/study", and by method, in the order given.
+
+    A study's table begins with the method that it varies.
+    """
     tables: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         cell = result["cell"]
-        table = tables.setdefault(f"{cell['pair']}/{cell['setting']['name']}", {})
+        main = f"{cell['pair']}/{cell['setting']['name']}"
+        name = f"{main}/{cell['method']['study']}".rstrip("/")
+        table = tables.setdefault(name, {})
+        if name != main and not table and BASELINE in tables.get(main, {}):
+            table[BASELINE] = tables[main][BASELINE]
         table.setdefault(cell["method"]["name"], []).append(result)
     return tables
 

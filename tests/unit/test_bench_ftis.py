@@ -214,7 +214,7 @@ def test_a_rerun_skips_what_is_finished(
     assert all(ftis.finished(tmp_path, one, fewer) is None for one in chosen)
 
 
-def invented(method: str, seed: int, ends: tuple[float, float]) -> dict[str, Any]:
+def invented(method: str, seed: int, ends: tuple[float, float], study: str = "") -> dict[str, Any]:
     """A result with chosen final accuracies; both nodes start at .5."""
     nodes = [
         {
@@ -239,7 +239,7 @@ def invented(method: str, seed: int, ends: tuple[float, float]) -> dict[str, Any
             "seed": seed,
             "setting": {"name": "tiny", "learning_rate": 0.001, "steps": 2, "groups": 4}
             | {"group_size": described.setting.group_size},
-            "method": {"name": method},
+            "method": {"name": method, "study": study},
         },
         "nodes": nodes,
         "cpu_s": {"loading": 100.0, "sampling": 1.0, "training": 2.0},
@@ -265,6 +265,15 @@ def test_the_table_holds_means_spreads_and_paired_differences() -> None:
     assert "ftis - ftis" not in text
     single = ftis_report.render_markdown(results[2:3], {})
     assert "| ftis | 1 | 0.700 | 0.800 | 0.350 | 0.400 |" in single
+
+
+def test_a_study_has_a_table_of_its_own_beside_what_it_varies() -> None:
+    results = [invented("ftis", 0, (0.7, 0.8)), invented("ftis-c1", 0, (0.6, 0.8), "C")]
+    main, study = ftis_report.render_markdown(results, {}).split("## size/tiny/C")
+    assert "ftis-c1" not in main
+    assert "| ftis | 1 | 0.700" in study
+    assert "| ftis-c1 | 1 | 0.600" in study
+    assert "| ftis - ftis-c1 | 1 | +0.050 |" in study
 
 
 def test_a_table_without_out_of_distribution_prompts() -> None:
