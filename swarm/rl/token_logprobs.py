@@ -55,11 +55,13 @@ def scaled_logits(
     logits = functional.linear(hidden, weight, bias)
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
-    return logits if temperature == 1.0 else logits / temperature
+    if temperature == 1.0:
+        return logits
+    return logits / temperature if logits.requires_grad else logits.div_(temperature)
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """`token_logprobs` by chunks of rows; saves one number per row for the backward pass.
+    """`token_logprobs` by chunks of rows; saves nothing of its own for the backward pass.
 
     With p = softmax, d logprob / d logits = (onehot - p) / temperature.
     """
@@ -74,38 +76,39 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         rows: int,
     ) -> Tensor:
-        logprobs, normalizers = [], []
+        logprobs = []
         for start in range(0, hidden.shape[0], rows):
             at = slice(start, start + rows)
             logits = scaled_logits(hidden[at], weight, bias, temperature)
-            normalizer = logits.logsumexp(dim=-1)
-            logprobs.append(logits.gather(-1, targets[at, None])[:, 0] - normalizer)
-            normalizers.append(normalizer)
-        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalizers))
+            logprobs.append(-functional.cross_entropy(logits, targets[at], reduction="none"))
+        ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.temperature, ctx.rows = temperature, rows
         return torch.cat(logprobs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
+        hidden, weight, bias, targets = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=gradient.dtype) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=gradient.dtype) if needs_bias else None
         for start in range(0, hidden.shape[0], ctx.rows):
             at = slice(start, start + ctx.rows)
-            d_logits = scaled_logits(hidden[at], weight, bias, ctx.temperature)
-            d_logits.sub_(normalizers[at, None]).exp_().neg_()
-            d_logits.scatter_add_(-1, targets[at, None], torch.ones_like(d_logits[:, :1]))
-            d_logits.mul_((gradient[at] / ctx.temperature)[:, None])
+            d_logits = scaled_logits(hidden[at], weight, bias, ctx.temperature).softmax(dim=-1)
+            scale = (gradient[at] / ctx.temperature)[:, None]
+            d_logits.mul_(-scale)
+            d_logits.scatter_add_(-1, targets[at, None], scale)
             if d_bias is not None:
                 d_bias += d_logits.sum(dim=0)
             d_logits = d_logits.to(hidden.dtype)
             if d_hidden is not None:
                 torch.matmul(d_logits, weight, out=d_hidden[at])
             if d_weight is not None:
-                d_weight += d_logits.t() @ hidden[at]
+                if d_weight.dtype == hidden.dtype:
+                    d_weight.addmm_(d_logits.t(), hidden[at])
+                else:
+                    d_weight += d_logits.t() @ hidden[at]
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
