@@ -60,8 +60,8 @@ class _AdaptedLayer:
         self._plain.bias = base.bias
 
     def merge(self) -> None:
-        delta = self.layer.get_delta_weight(self.layer.active_adapters[0])
         with torch.no_grad():
+            delta = self.layer.get_delta_weight(self.layer.active_adapters[0])
             weight = self.layer.get_base_layer().weight + delta
         self._plain.weight = nn.Parameter(weight, requires_grad=False)
         setattr(self._parent, self._name, self._plain)
