@@ -306,7 +306,11 @@ def serve(connection: socket.socket, prepare: Callable[[], Operations]) -> None:
     operations = prepare()
     while True:
         request = requests.get()
-        connection.sendall(ipc.pack({"id": request["id"], **_answer(operations, request)}))
+        answer = ipc.pack({"id": request["id"], **_answer(operations, request)})
+        try:
+            connection.sendall(answer)
+        except OSError as error:
+            _end(f"the node does not take the answer: {error}")
         if request["op"] == "stop":
             return
 
