@@ -77,6 +77,7 @@ def test_a_killed_node_resumes_from_its_last_checkpoint(swarm: Swarm, node: Node
     node.child("swarm.rewards.child")
     node.kill()
     assert node.leftovers() == []
+    assert "Traceback" not in (run_dir.root / "learner.log").read_text()
     *whole, cut = run_dir.steps_path.read_text().split("\n")
     assert [json.loads(line)["step"] for line in whole] == list(range(1, len(whole) + 1))
     saved = max(checkpoints(run_dir))
