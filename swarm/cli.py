@@ -29,6 +29,7 @@ examples:
   swarm-node join                              go on where the last join was
   swarm-node status                            what the node here is doing
   swarm-node status INVITE                     all members of a swarm, from anywhere
+  swarm-node replay --method nois              the last run's groups, another method
 """
 
 
@@ -232,6 +233,50 @@ def _parser() -> Parser:
     stop.add_argument("--timeout", type=float, default=90.0, metavar="S", help="wait so long")
     _add_data_dir(stop)
 
+    replay = verb(
+        "replay",
+        _replay,
+        "train again on the groups that a run logged, or ask what another filter would have done",
+        "  swarm-node replay                    the last run, from its first checkpoint\n"
+        "  swarm-node replay --method nois --from 0\n"
+        "  swarm-node replay RUN --set ftis.kl_threshold=5 --set ftis.clip_max=3 --steps 100\n"
+        "  swarm-node replay --what-if g=5 --what-if g=5,estimator=k3,clip_max=3,filter=and\n",
+    )
+    replay.add_argument(
+        "run",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder; default: the newest of the swarm that was joined last",
+    )
+    replay.add_argument("--method", metavar="NAME", help="ftis, tis, vis, nois, ...")
+    _add_set(replay)
+    replay.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        metavar="STEP",
+        help="begin after this step, from its checkpoint; 0: from the model's own weights; "
+        "default: the first checkpoint that was kept",
+    )
+    replay.add_argument("--steps", type=int, metavar="N", help="at most N steps")
+    replay.add_argument(
+        "--out", type=Path, metavar="DIR", help="the replay's folder; default: one beside RUN"
+    )
+    replay.add_argument(
+        "--rollouts", type=Path, metavar="DIR", help="folder of the rollouts; default: the swarm's"
+    )
+    replay.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="g=..,clip_max=..,filter=..",
+        help="train nothing; tell what this would have dropped and truncated (repeatable); also "
+        "estimator, scope, mask_truncated",
+    )
+    replay.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    _add_data_dir(replay)
+
     demo = verb(
         "demo",
         _demo,
@@ -267,6 +312,10 @@ def _add_node_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="shown to others; default: the host's name")
     parser.add_argument("--host", metavar="ADDRESS", help="IPv4 address to listen on")
     parser.add_argument("--port", metavar="N", help="TCP port to listen on; 0: any")
+    _add_set(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -299,6 +348,12 @@ def _flags(arguments: Arguments) -> dict[str, str]:
             flags[dotted] = str(value)
     if "model.path" in flags and Path(flags["model.path"]).expanduser().is_dir():
         flags["model.path"] = str(Path(flags["model.path"]).expanduser().absolute())
+    return flags | _method_and_settings(arguments)
+
+
+def _method_and_settings(arguments: Arguments) -> dict[str, str]:
+    """What --method and --set say, as `section.key` to text."""
+    flags: dict[str, str] = {}
     if getattr(arguments, "method", None) is not None:
         flags |= method_flags(arguments.method)
     for item in arguments.set:
@@ -633,6 +688,60 @@ def _stop(arguments: Arguments) -> int:
             return ExitCode.OK
         time.sleep(0.1)
     raise SwarmError(f"the node (pid {pid}) has not stopped within {arguments.timeout:g} s")
+
+
+def _replay(arguments: Arguments) -> int:
+    from swarm.logged_run import LoggedRun
+
+    for flag, value, least in (("--from", arguments.start, 0), ("--steps", arguments.steps, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{flag} {value}: at least {least}")
+    changes = _method_and_settings(arguments)
+    if arguments.what_if and (changes or arguments.out or arguments.rollouts):
+        raise UsageError(
+            "--what-if trains nothing: it takes --from and --steps, but no --method, --set, --out "
+            "or --rollouts"
+        )
+    run = LoggedRun(_run_dir(arguments))
+    if arguments.what_if:
+        from swarm import what_if
+
+        result = what_if.answer(run, arguments.what_if, arguments.start or 0, arguments.steps)
+        view = what_if.view
+    else:
+        from swarm import replay
+
+        _configure_logging("info", None)
+        options = replay.ReplayOptions(
+            changes=changes,
+            method=arguments.method or "",
+            start=arguments.start,
+            steps=arguments.steps,
+            out=arguments.out,
+            rollouts=arguments.rollouts,
+        )
+        result = _run(replay.replay(run, options))
+        view = replay.view
+    if arguments.json:
+        _json(result)
+        return ExitCode.OK
+    from swarm.status import console
+
+    console().print(view(result))
+    return ExitCode.OK
+
+
+def _run_dir(arguments: Arguments) -> Any:
+    """The run that is named, or the newest one of the swarm joined last."""
+    from swarm.paths import RunDir
+
+    if arguments.run is not None:
+        return RunDir(arguments.run.expanduser().absolute())
+    data_dir = _data_dir(arguments)
+    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
+    if not runs:
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder: replay RUN")
+    return runs[-1]
 
 
 def _demo(arguments: Arguments) -> int:

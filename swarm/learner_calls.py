@@ -86,6 +86,12 @@ def train_arguments(batch: Sequence[PooledGroup]) -> dict[str, Any]:
     }
 
 
+def step_report(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """From "train": the trainer's report, without the single samples."""
+    others = ("id", "ok", "ratio_edges", "per_sample")
+    return {key: value for key, value in answer.items() if key not in others}
+
+
 def greedy_arguments(prompts: Sequence[np.ndarray], sampling: SamplingSpec) -> dict[str, Any]:
     """Of "greedy": the most probable completion of each prompt."""
     return {

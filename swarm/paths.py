@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from typing import Any, Self
 from swarm.errors import ConfigError, TryAgainError
 
 APP = "swarm-node"
+
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+"""Folder of a checkpoint: its step, and its revision where there are several."""
 
 
 def default_data_dir() -> Path:
@@ -57,6 +61,12 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """`write_atomic` of indented JSON."""
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def append_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one line of JSON to a log."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
 class DataDir:
@@ -239,6 +249,20 @@ class RunDir:
     @property
     def checkpoints_dir(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def swarm_dir(self) -> SwarmDir:
+        """The swarm that it is a run in."""
+        return SwarmDir(self.root.parent.parent)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Step to folder of the kept checkpoints, rising; whole or not."""
+        folder = self.checkpoints_dir
+        found = []
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if match := CHECKPOINT_NAME.fullmatch(path.name):
+                found.append((int(match[1]), int(match[2] or 0), path))
+        return {step: path for step, _, path in sorted(found)}
 
     def record(self) -> dict[str, Any] | None:
         """run.json, or None where the run never got that far."""

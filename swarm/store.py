@@ -20,6 +20,17 @@ _BLOB_NAME = re.compile(r"([0-9a-f]{64})\.blob")
 _DRAFT_NAME = re.compile(r"[0-9a-f]{64}\.draft")
 
 
+def blob_path(root: Path, blob_hash: bytes) -> Path:
+    """Where a store with this root keeps a blob, for readers beside it.
+
+    Raises:
+        ValueError: `blob_hash` is not 32 bytes long.
+    """
+    if len(blob_hash) != _HASH_BYTES:
+        raise ValueError(f"a blob's hash has {_HASH_BYTES} bytes, not {len(blob_hash)}")
+    return root / f"{blob_hash.hex()}.blob"
+
+
 class BlobStore:
     """A folder of blobs.
 
@@ -124,9 +135,7 @@ class BlobStore:
         return path if blob_hash in self._sizes else None
 
     def _path(self, blob_hash: bytes) -> Path:
-        if len(blob_hash) != _HASH_BYTES:
-            raise ValueError(f"a blob's hash has {_HASH_BYTES} bytes, not {len(blob_hash)}")
-        return self._root / f"{blob_hash.hex()}.blob"
+        return blob_path(self._root, blob_hash)
 
     def _read_folder(self) -> None:
         found: list[tuple[int, bytes, int]] = []

@@ -6,7 +6,6 @@ Does not know: how groups travel (a `publish` callback), tensors (the learner's)
 
 import asyncio
 import hashlib
-import json
 import logging
 import os
 import time
@@ -30,9 +29,10 @@ from swarm.learner_calls import (
     init_arguments,
     sample_arguments,
     sampled,
+    step_report,
     train_arguments,
 )
-from swarm.paths import RunDir, write_atomic
+from swarm.paths import RunDir, append_json
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter
@@ -371,8 +371,7 @@ class TrainingLoop:
     async def _train(self, batch: Sequence[PooledGroup]) -> None:
         started = time.monotonic()
         answer = await self._call("training", "train", **train_arguments(batch))
-        others = ("id", "ok", "ratio_edges", "per_sample")
-        report = {k: v for k, v in answer.items() if k not in others}
+        report = step_report(answer)
         self.step = report["step"]
         self.last_report = report
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
@@ -384,7 +383,7 @@ class TrainingLoop:
         counts.tokens_trained += report["tokens"]
         counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
-        self._append(
+        append_json(
             self._run_dir.steps_path,
             step_record(
                 answer,
@@ -394,7 +393,7 @@ class TrainingLoop:
                 time_s=time.time(),
             ),
         )
-        self._append(self._run_dir.metrics_path, {"time_s": round(time.time(), 3), **report})
+        append_json(self._run_dir.metrics_path, {"time_s": round(time.time(), 3), **report})
         log.info(
             "step %d: loss %.4f, kept %d of %d samples (%d of peers), reward %.3f",
             self.step,
@@ -420,7 +419,7 @@ class TrainingLoop:
         self._evaluated_step = self.step
         if len(point) > 2:
             self.accuracies.append(point)
-            self._append(self._run_dir.metrics_path, {"evaluation": True, **point})
+            append_json(self._run_dir.metrics_path, {"evaluation": True, **point})
             log.info("step %d: accuracy %s", self.step, point)
         self._on_progress()
 
@@ -440,11 +439,6 @@ class TrainingLoop:
     # -- small things ----------------------------------------------------------------------------
 
     @staticmethod
-    def _append(path: Path, record: Mapping[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-    @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
@@ -462,10 +456,3 @@ def drop_cut_line(path: Path) -> None:
         file.seek(start)
         tail = file.read()
         file.truncate(start + tail.rfind(b"\n") + 1)
-
-
-def write_run_record(run_dir: RunDir, record: Mapping[str, Any]) -> None:
-    """Store what a run was started with (config, versions, seeds, revision)."""
-    write_atomic(
-        run_dir.record_path, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
-    )

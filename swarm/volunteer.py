@@ -25,6 +25,7 @@ from swarm.gather import Gatherer
 from swarm.grading import Grader
 from swarm.learner import LearnerProcess
 from swarm.learner_calls import Completion
+from swarm.logged_run import SCHEMA as RUN_SCHEMA
 from swarm.node import STOP_TIMEOUT_S, Node, Stopped
 from swarm.paths import DataDir, RunDir, write_json
 from swarm.prompt_table import (
@@ -42,7 +43,7 @@ from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
 from swarm.rewards.workers import WorkerPool
 from swarm.text import Tokenizer
-from swarm.training import TrainingLoop, write_run_record
+from swarm.training import TrainingLoop
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ class Volunteer(Node):
             self.pool,
             self.peers,
             streams=config.network.fetch_streams,
+            live_peers=lambda: len(self._sampling_peers()),
             check=self._check,
             verify=self._verify,
             score=self.score,
@@ -217,10 +219,10 @@ class Volunteer(Node):
         else:
             run_dir, record = self.swarm_dir.new_run(), None
         digest = resolved.digest()
-        write_run_record(
-            run_dir,
+        write_json(
+            run_dir.record_path,
             {
-                "schema": "swarm-node/run/1",
+                "schema": RUN_SCHEMA,
                 "swarm": self.swarm_id.hex(),
                 "peer_id": self.identity.peer_id,
                 "trained": trained,

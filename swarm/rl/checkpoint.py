@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swarm.errors import DataError
+from swarm.paths import CHECKPOINT_NAME
 from swarm.rl.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _TEMPORARY = ".writing-"
 
 
@@ -178,7 +177,7 @@ def _listed(folder: Path) -> list[tuple[int, int, Path]]:
     """(step, revision, path) of every checkpoint by its name, whole or not."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
+        match = CHECKPOINT_NAME.fullmatch(path.name)
         if match and path.is_dir():
             found.append((int(match[1]), int(match[2] or 0), path))
     return found

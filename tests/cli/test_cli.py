@@ -59,7 +59,7 @@ def some_invite() -> str:
 def test_help_lists_every_verb() -> None:
     result = swarm_node("--help")
     assert result.returncode == 0
-    for verb in ("init", "join", "seed", "status", "invite", "stop", "demo"):
+    for verb in ("init", "join", "seed", "status", "invite", "stop", "replay", "demo"):
         assert verb in result.stdout
 
 
@@ -194,6 +194,27 @@ def test_close_at_no_time(data_dir: Path) -> None:
     refused(
         swarm_node("seed", "--close", "soon", "--data-dir", str(data_dir)), 2, "soon", "ISO 8601"
     )
+
+
+def test_replay_without_a_run(data_dir: Path, tmp_path: Path) -> None:
+    refused(swarm_node("replay", "--data-dir", str(data_dir)), 2, str(data_dir), "RUN")
+    refused(swarm_node("replay", str(tmp_path)), 78, str(tmp_path), "run.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--method", "ppo"), ("ppo", "ftis")),
+        (("--set", "ftis"), ("--set ftis",)),
+        (("--from", "-1"), ("--from -1",)),
+        (("--steps", "0"), ("--steps 0",)),
+        (("--what-if", "g=1", "--method", "nois"), ("--what-if", "--method")),
+    ],
+)
+def test_replay_of_nonsense(
+    arguments: tuple[str, ...], words: tuple[str, ...], data_dir: Path
+) -> None:
+    refused(swarm_node("replay", *arguments, "--data-dir", str(data_dir)), 2, *words)
 
 
 def test_init_writes_a_config_that_loads_and_never_overwrites(data_dir: Path) -> None:
