@@ -45,8 +45,8 @@ SETTINGS: Mapping[str, str] = {
     "model.threads": "1",
     "model.device": "cpu",
     "model.dtype": "float32",
-    "engine.prompts_per_call": "16",
-    "train.groups_per_step": "32",
+    "engine.prompts_per_call": "8",
+    "train.groups_per_step": "16",
     "train.learning_rate": "3.5e-4",
     "eval.max_prompts": "200",
     "checkpoint.every_steps": "100",
@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, str] = {
 
 SWARM_FLAGS: Mapping[str, str] = {
     "--reward": "number",
-    "--group-size": "8",
+    "--group-size": "16",
     "--max-prompt-tokens": "16",
     "--max-completion-tokens": "10",
     "--record-shards": "1",

@@ -50,6 +50,7 @@ class Gatherer:
     """Downloads what the pool has room for, the newest first, round-robin over publishers.
 
     Args:
+        live_peers: live members that sample, this node included.
         check: raises RemoteProtocolError for an announced group that is not worth fetching.
         verify: decodes a blob and checks it against reference and publisher.
         score: this node's own rewards for verified groups.
@@ -64,6 +65,7 @@ class Gatherer:
         peers: PeerTable,
         *,
         streams: int,
+        live_peers: Callable[[], int],
         check: Check,
         verify: Verify,
         score: Score,
@@ -74,6 +76,7 @@ class Gatherer:
         self._pool = pool
         self._peers = peers
         self._streams = streams
+        self._live_peers = live_peers
         self._check = check
         self._verify = verify
         self._score = score
@@ -136,8 +139,8 @@ class Gatherer:
                 continue
             queue = self._queues[publisher]
             wanted: list[tuple[GroupRef, float]] = []
-            room = min(self._pool.room(), MAX_BLOBS_PER_REQUEST)
-            while queue and len(wanted) < room:
+            lacking = self._pool.lacks(publisher, self._live_peers())
+            while queue and len(wanted) < min(lacking, MAX_BLOBS_PER_REQUEST):
                 _, (ref, announced_s) = queue.popitem(last=True)
                 if now - announced_s <= max_age_s and self._pool.wants(ref, publisher) is None:
                     wanted.append((ref, announced_s))

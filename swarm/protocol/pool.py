@@ -148,6 +148,11 @@ class Pool:
         """How many groups of others fit without eviction."""
         return self._capacity - sum(len(groups) for groups in self._foreign.values())
 
+    def lacks(self, publisher: str, live_peers: int) -> int:
+        """How many more groups of a publisher two batches could use: more would only grow old."""
+        held = len(self._foreign.get(publisher, ()))
+        return max(0, 2 * self._share(live_peers) - held)
+
     def wants(self, ref: GroupRef, publisher: str) -> Reason | None:
         """Why an announced group of another node is not worth fetching now; None: it is.
 

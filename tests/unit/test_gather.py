@@ -115,6 +115,7 @@ async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) 
             node.pool,
             node.peers,
             streams=1,
+            live_peers=lambda: 2,
             check=node._check,
             verify=node._verify,
             score=node.score,

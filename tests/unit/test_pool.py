@@ -180,6 +180,16 @@ def test_a_full_pool_wants_only_what_evens_it_out() -> None:
     assert uneven.wants(ref(group(CARL, 9)), CARL) is None
 
 
+def test_a_publisher_is_worth_two_shares_of_groups() -> None:
+    pool = Pool(8)
+    assert pool.lacks(ANNA, 4) == 4  # twice ceil(8 / 4)
+    for n in range(3):
+        pool.add(group(ANNA, n))
+    assert (pool.lacks(ANNA, 4), pool.lacks(BERT, 4)) == (1, 4)
+    assert pool.lacks(ANNA, 8) == 0  # more members came: what it has is more than enough
+    assert pool.lacks(ANNA, 2) == 5
+
+
 def test_own_groups_need_no_room() -> None:
     pool = filled(2, a=4, me=5)
     assert (len(pool.pooled()), pool.room(), pool.evicted) == (9, 0, 0)
