@@ -14,6 +14,7 @@ Does not know: what the files hold.
         rollouts/                  blobs by content hash
         runs/<number>/             one run: run.json, steps.jsonl, metrics.jsonl, learner.log,
                                    checkpoints/
+        runs/<number>-replay-<n>/  what `swarm-node replay` made of it: the same, and result.json
     <data>/logs/
 """
 
