@@ -107,7 +107,6 @@ async def assert_serves(member: Node, invite: Invite) -> None:
             host="127.0.0.1",
             port=0,
             runtime_dir=Path(folder),
-            bootstrap=[a for a in invite.addresses if a.endswith(peer)],
             client=True,
         )
         exchange = Exchange(
@@ -119,6 +118,8 @@ async def assert_serves(member: Node, invite: Invite) -> None:
         )
         try:
             await overlay.start()
+            results = await overlay.dial([a for a in invite.addresses if a.endswith(peer)])
+            assert "connected" in results.values(), results
             charter = Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
             texts = []
             for ref in charter.prompt_sets:
