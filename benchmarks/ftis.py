@@ -69,11 +69,8 @@ ADAPTER = (
     Member("lora", str(MODELS / "arith-large"), mode="lora", learning_rate_factor=3.0),
 )
 EXPERTS: Mapping[str, Mapping[str, Any]] = {
-    "adder": {"mix": {"add": 2.0, "sub": 1.0, "add3": 0.5, "addsub": 0.5}, "reversed_share": 0.2},
-    "subtractor": {
-        "mix": {"add": 1.0, "sub": 2.0, "add3": 0.5, "addsub": 0.5},
-        "reversed_share": 0.8,
-    },
+    "adder": {"mix": {**RECIPES[0].mix, "add": 2.0}, "reversed_share": 0.2},
+    "subtractor": {"mix": {**RECIPES[0].mix, "sub": 2.0}, "reversed_share": 0.8},
 }
 """Two small models that differ in what they saw and in how they write; made anew for each seed."""
 
@@ -254,6 +251,10 @@ def run(options: argparse.Namespace) -> int:
             cell = jobs[job]
             try:
                 cpu_s = sum(job.result()["cpu_s"].values())
+            except SwarmError as error:
+                failed += 1
+                log.error("%s: %s", cell.id, error)
+                continue
             except Exception:
                 failed += 1
                 log.exception("%s failed", cell.id)

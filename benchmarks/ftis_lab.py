@@ -189,6 +189,7 @@ class Node:
                 groups_per_step=setting.groups,
                 learning_rate=setting.learning_rate * member.learning_rate_factor,
                 micro_batch_tokens=setting.micro_batch_tokens,
+                log_samples=False,
             ),
             cell.method.ftis,
             temperature=setting.temperature,

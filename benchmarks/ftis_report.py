@@ -268,13 +268,14 @@ def plot_accuracy(table: Mapping[str, Sequence[Result]], path: Path, title: str)
         for index in range(count):
             panel = axes[row][index]
             panel.set_title(f"{first['nodes'][index]['name']}: {measure.replace('_', ' ')}")
-            for method, cells in table.items():
+            for place, (method, cells) in enumerate(table.items()):
                 steps = [e["step"] for e in cells[0]["nodes"][index]["evaluations"]]
                 values = np.array(
                     [[e[measure] for e in r["nodes"][index]["evaluations"]] for r in cells]
                 )
-                panel.plot(steps, values.mean(0), label=method, marker=".", lw=1.2)
-                panel.fill_between(steps, values.min(0), values.max(0), alpha=0.08)
+                color = _color(place)
+                panel.plot(steps, values.mean(0), color=color, label=method, marker=".", lw=1.2)
+                panel.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.08)
             panel.set_xlabel("step")
             panel.set_ylim(0, 1)
     _save(figure, axes, path)
@@ -301,7 +302,7 @@ def plot_training(table: Mapping[str, Sequence[Result]], path: Path, title: str)
                     values = binned([r["nodes"][index]["steps"][metric] for r in cells])
                     steps = (np.arange(len(values)) + 0.5) * BIN_STEPS
                     label = method if metric == metrics[0] else None
-                    panel.plot(steps, values, color=f"C{place % 10}", label=label, **style)
+                    panel.plot(steps, values, color=_color(place), label=label, **style)
             panel.set_xlabel("step")
             if logarithmic:
                 panel.set_yscale("symlog", linthresh=0.1)
@@ -316,6 +317,12 @@ def binned(runs: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
         for start in range(0, length, BIN_STEPS)
     ]
     return np.array([np.median(values) if len(values) else np.nan for values in bins])
+
+
+def _color(place: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](place % 20)
 
 
 def _figure(rows: int, columns: int, title: str) -> Any:

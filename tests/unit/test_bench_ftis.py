@@ -1,6 +1,7 @@
 """The F-TIS benchmark: the round, resuming, and what is made of results."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_every_cell_of_the_plan_has_its_own_id(tmp_path: Path) -> None:
     assert {path.name for path in made} == {
         f"{name}-seed{seed}" for name in ftis.EXPERTS for seed in ftis.SEEDS
     }
+
+
+def test_the_expertise_pair_is_made_from_the_seed(tmp_path: Path) -> None:
+    cells, made = ftis.plan(ftis.parse(["--full", "--seeds", "3", "--out", str(tmp_path)]))
+    members = next(one.members for one in cells if one.pair == "expertise")
+    assert [Path(member.model) for member in members] == list(made)
+    adder, subtractor = made.values()
+    assert adder.seed == subtractor.seed == 3
+    assert adder.mix["add"] > adder.mix["sub"]
+    assert subtractor.mix["sub"] > subtractor.mix["add"]
+    untrained = dataclasses.replace(adder, max_steps=1)
+    ftis.make_model(Path(members[0].model), untrained)
+    one = Cell("x", (ftis.SIZE[0], members[0]), dataclasses.replace(TINY, steps=1), ftis.FTIS, 3)
+    assert run_cell(one, PROMPTS)["nodes"][1]["name"] == "adder"
 
 
 def test_options_change_settings_and_models() -> None:
