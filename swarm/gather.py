@@ -20,7 +20,6 @@ from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import Announcement, GroupRef
 from swarm.protocol.rollout import RolloutGroup
-from swarm.rewards.workers import RewardError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ MAX_QUEUED_PER_PEER = 64
 
 Check = Callable[[GroupRef, str], None]
 Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
-Score = Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]]
+Score = Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray | None]]]
 
 
 @dataclass(slots=True)
@@ -184,12 +183,11 @@ class Gatherer:
             accepted.append((ref.hash, group, blob, announced_s))
         if not accepted:
             return
-        try:
-            rewards = await self._score([group for _, group, _, _ in accepted])
-        except RewardError as error:
-            log.warning("rewards of %d groups of %s: %s", len(accepted), publisher, error)
-            return
+        rewards = await self._score([group for _, group, _, _ in accepted])
         for (digest, group, blob, announced_s), reward in zip(accepted, rewards, strict=True):
+            if reward is None:
+                self._pool.dismiss(digest)
+                continue
             pooled = PooledGroup(
                 hash=digest,
                 publisher=publisher,

@@ -4,6 +4,7 @@ Owns: from token ids to a score. Does not know: where completions come from, wha
 (swarm.rewards), what is trained on.
 """
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from swarm.learner_calls import Completion
 from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt
-from swarm.rewards.workers import WorkerPool
+from swarm.rewards.workers import RewardError, WorkerPool
 from swarm.text import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Grader:
@@ -22,36 +25,45 @@ class Grader:
         workers: compute the rewards.
         tokenizer: the swarm's.
         reward: the manifest's.
+
+    Attributes:
+        trouble: why the last completions could not be scored; empty when they could.
     """
 
     def __init__(self, workers: WorkerPool, tokenizer: Tokenizer, reward: RewardSpec) -> None:
         self._workers = workers
         self._tokenizer = tokenizer
         self._reward = reward
+        self.trouble = ""
 
-    async def rewards(self, prompt: Prompt, completions: Sequence[Completion]) -> np.ndarray:
+    async def rewards(self, prompt: Prompt, completions: Sequence[Completion]) -> np.ndarray | None:
         """Rewards of the completions of one prompt, float32 (N,).
 
-        Raises:
-            RewardError: they cannot be computed.
+        None where they cannot be computed: a text that hangs or kills the worker costs its own
+        group and nothing else.
         """
-        values = await self._workers.score(
-            self._reward,
-            completions=[self._tokenizer.decode(ids.tolist()) for ids, _ in completions],
-            finished=[finished for _, finished in completions],
-            answer=prompt.answer,
-            prompt=prompt.prompt or "",
-        )
+        try:
+            values = await self._workers.score(
+                self._reward,
+                completions=[self._tokenizer.decode(ids.tolist()) for ids, _ in completions],
+                finished=[finished for _, finished in completions],
+                answer=prompt.answer,
+                prompt=prompt.prompt or "",
+            )
+        except RewardError as error:
+            self.trouble = str(error)
+            log.warning("a group without rewards: %s", error)
+            return None
+        self.trouble = ""
         return np.asarray(values, dtype=np.float32)
 
     async def accuracy(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
         """Share of prompts, with one completion each, whose completion earns the full reward.
 
-        Raises:
-            RewardError: a reward cannot be computed.
+        One whose reward cannot be computed is not right.
         """
-        right = [
-            (await self.rewards(prompt, [completion]))[0] >= 1.0
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+        right = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            rewards = await self.rewards(prompt, [completion])
+            right.append(rewards is not None and rewards[0] >= 1.0)
         return round(float(np.mean(right)), 4)

@@ -114,7 +114,7 @@ class TrainingLoop:
         evaluation: Mapping[str, Sequence[np.ndarray]],
         samplers: Callable[[], list[str]],
         publish: Callable[[list[tuple[bytes, bytes, RolloutGroup]]], None],
-        score: Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray]]],
+        score: Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray | None]]],
         grade: Callable[[str, Sequence[Completion]], Awaitable[float]],
         on_progress: Callable[[], None],
     ) -> None:
@@ -335,9 +335,16 @@ class TrainingLoop:
             )
             for (epoch, prompt_id), rollouts in zip(chosen, sampled(answer), strict=True)
         ]
-        rewards = await self._score(groups)
+        scored = [
+            (group, reward)
+            for group, reward in zip(groups, await self._score(groups), strict=True)
+            if reward is not None
+        ]
+        if not scored:
+            await self._wait(self.stopping, 1.0)
+            return
         published = []
-        for group, reward in zip(groups, rewards, strict=True):
+        for group, reward in scored:
             group = replace(group, claimed_rewards=reward)
             blob = encode_group(group, self._identity)
             digest = blob_hash(blob)
@@ -358,7 +365,7 @@ class TrainingLoop:
             self.counts.bytes_published += len(blob)
             self.counts.truncated += sum(r.finish is Finish.LENGTH for r in group.rollouts)
         self._publish(published)
-        self.rewards.append(float(np.mean([reward.mean() for reward in rewards])))
+        self.rewards.append(float(np.mean([reward.mean() for _, reward in scored])))
         rate = answer["tokens"] / max(answer["seconds"], 1e-6)
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
 

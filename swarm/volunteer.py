@@ -330,8 +330,8 @@ class Volunteer(Node):
             sampling_peers=self._sampling_peers(),
         )
 
-    async def score(self, groups: Sequence[RolloutGroup]) -> list[np.ndarray]:
-        """This node's own rewards: one float32 array (G,) a group."""
+    async def score(self, groups: Sequence[RolloutGroup]) -> list[np.ndarray | None]:
+        """This node's own rewards: one float32 array (G,) a group; None: not to be computed."""
         return list(
             await asyncio.gather(
                 *(
@@ -418,6 +418,8 @@ class Volunteer(Node):
                 "waiting_for": status["activity"]["waiting_for"],
             }
             return
+        if self.grader.trouble:
+            status["problems"].append(f"rewards fail: {self.grader.trouble}")
         if loop.activity.doing == "learner down":
             status["problems"].append(loop.activity.waiting_for)
         if self._prompts_refused:
