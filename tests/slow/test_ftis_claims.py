@@ -54,12 +54,13 @@ def test_the_command_runs_cells_reports_and_goes_on(tmp_path: Path) -> None:
     assert nodes[1]["trained_parameters"] < nodes[0]["parameters"] / 4
     (tmp_path / "cells" / "lora" / "gentle" / "ftis" / "seed0.json").unlink()
     assert "1 of 2 cells to run" in run_cells(tmp_path, *arguments)
+    nowhere = ["--models", "nowhere", "--seeds", "0", "--jobs", "1", "--cells", "/nois/"]
     failing = subprocess.run(
-        [sys.executable, "-m", "benchmarks.ftis", "--out", str(tmp_path), "--models", "nowhere"],
+        [sys.executable, "-m", "benchmarks.ftis", "--out", str(tmp_path), *nowhere],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert failing.returncode == 1
-    assert "model folder nowhere does not exist" in failing.stderr
+    assert "models/paper/nois/seed0: model folder nowhere does not exist" in failing.stderr
     assert "Traceback" not in failing.stderr
