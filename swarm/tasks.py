@@ -13,6 +13,7 @@ import random
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
@@ -87,14 +88,15 @@ class PromptSets:
     out_of_distribution: list[dict[str, Any]]
 
 
-def all_problems(operation: Operation, split: Split) -> list[Problem]:
+@cache
+def all_problems(operation: Operation, split: Split) -> tuple[Problem, ...]:
     """Every problem of one operation and split, in a fixed order."""
     two = operation in IN_DISTRIBUTION
     operands: Iterable[tuple[int, ...]] = (
         product(range(10, 100), repeat=2) if two else product(range(10), repeat=3)
     )
     problems = (Problem(operation, numbers) for numbers in operands)
-    return [p for p in problems if p.value >= 0 and p.split == split]
+    return tuple(p for p in problems if p.value >= 0 and p.split == split)
 
 
 def draw(operations: Sequence[Operation], split: Split, count: int, seed: int) -> list[Problem]:
