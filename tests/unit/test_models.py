@@ -73,7 +73,7 @@ def test_a_model_solves_a_part_of_the_held_out_problems(name: str) -> None:
     """Enough for a signal in most groups, little enough to leave something to learn."""
     greedy = SamplingParams(1.0, make_models.MAX_COMPLETION_TOKENS, (1,), greedy=True)
     sampled = SamplingParams(1.0, make_models.MAX_COMPLETION_TOKENS, (1,))
-    assert 0.40 < _accuracy(name, greedy, 1) < 0.70
+    assert 0.45 < _accuracy(name, greedy, 1) < 0.75
     assert 0.25 < _accuracy(name, sampled, 4) < 0.50
 
 
