@@ -68,7 +68,7 @@ LORA_SETTINGS: Mapping[str, str] = {
     "train.learning_rate": "1.4e-3",
 }
 
-DEFAULT_STEPS = 200
+DEFAULT_STEPS = 150
 EVAL_EVERY_STEPS = 25
 
 
