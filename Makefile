@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test bench-ftis lint fmt types clean
+.PHONY: demo test test-claims test-slow bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
@@ -12,6 +12,14 @@ demo: $(STAMP)
 # One thread: tiny models lose more to threads that wait for each other than they gain.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# What must hold of F-TIS: two cells of the benchmark, about a minute on two cores.
+test-claims: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow/test_ftis_claims.py $(ARGS)
+
+# All that `make test` leaves out.
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 # Half an hour on two cores; ARGS=--full takes two hours, ARGS=--quick some minutes.
 bench-ftis: $(STAMP)

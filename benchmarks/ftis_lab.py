@@ -32,8 +32,8 @@ from swarm.rl.engine import SamplingParams, TransformersEngine
 from swarm.rl.loss import FtisConfig
 from swarm.rl.policy import Policy
 from swarm.rl.trainer import OWN, StepReport, Trainer, TrainGroup
-from swarm.template import render
-from swarm.text import PLAIN_TEMPLATE, Tokenizer
+from swarm.text.template import render
+from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
 
 Sharing = Literal["alone-seen", "alone-generated", "vertical", "horizontal"]
 """Who samples and who trains on what, with B prompts a round and K nodes:

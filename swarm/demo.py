@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm import tasks
-from swarm.cli import method_flags
+from swarm.cli.arguments import method_flags
 from swarm.control import control_request
 from swarm.errors import ExitCode, NotRunningError, SwarmError, UsageError
 from swarm.paths import DataDir, default_data_dir, write_atomic, write_json

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgpack
 
-from swarm import template
 from swarm.rewards import registry
 from swarm.rewards.registry import RewardError
+from swarm.text import template
 
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 2**20

@@ -1,7 +1,7 @@
 """The node's side of the worker processes that read what strangers wrote.
 
 Owns: starting, feeding, timing and killing them. Does not know: what a reward or a template does
-(swarm.rewards.registry, swarm.template), nor what becomes of a group without rewards.
+(swarm.rewards.registry, swarm.text.template), nor what becomes of a group without rewards.
 
 A plain child process with a pipe each, rather than a pool of multiprocessing: its environment is
 empty from the start, it imports nothing of the parent's, what comes back from it is msgpack and
@@ -26,8 +26,8 @@ from swarm.protocol.prompts import Prompt
 from swarm.rewards import registry
 from swarm.rewards.child import EXIT_MEMORY, HEADER, MAX_FRAME_BYTES, pack, unpack
 from swarm.rewards.registry import RewardError
-from swarm.template import MAX_RENDERED_CHARS, TemplateError
 from swarm.terminal import safe
+from swarm.text.template import MAX_RENDERED_CHARS, TemplateError
 
 __all__ = ["MEMORY_BYTES", "RewardError", "TemplateError", "WorkerPool"]
 
@@ -129,7 +129,7 @@ class WorkerPool:
         """Render prompts with a template, in order.
 
         Args:
-            text: the template (see swarm.template).
+            text: the template (see swarm.text.template).
             system: the system text; empty: none.
             prompts: any number.
             max_chars: largest result per prompt.

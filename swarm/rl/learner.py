@@ -1,4 +1,4 @@
-"""The learner process: `python -m swarm.rl.learner FD`, started by `swarm.learner`.
+"""The learner process: `python -m swarm.rl.learner FD`, started by `swarm.learner.process`.
 
 Owns: which message leads to which work on model, engine and trainer, one at a time; that the
 process ends when its node does. Does not know: the network, prompts as text, rewards' meaning.
@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm import ipc
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, DataError, LearnerError, SwarmError
+from swarm.learner import ipc
 from swarm.protocol.rollout import Finish, Rollout
 
 if TYPE_CHECKING:

@@ -429,17 +429,19 @@ class Trainer:
         rewards = torch.tensor(
             np.concatenate([group.rewards for group in groups]), dtype=torch.float64
         )
-        valid = torch.tensor([_is_valid(s.rollout) for s in samples]) & torch.isfinite(rewards)
+        valid = _valid([s.rollout for s in samples]) & torch.isfinite(rewards)
         group_ids = torch.tensor([s.group for s in samples])
         advantages = group_advantages(rewards, group_ids, valid).float()
         own = torch.tensor([s.own for s in samples])
         subject = ~own if self._ftis.filter_scope == "peers" else torch.ones_like(own)
         dropped = dropped_by_advantage(advantages, subject, self._ftis.filter).tolist()
-        for i, sample in enumerate(samples):
-            sample.advantage = float(advantages[i])
-            if not valid[i]:
+        for sample, advantage, is_valid, is_dropped in zip(
+            samples, advantages.tolist(), valid.tolist(), dropped, strict=True
+        ):
+            sample.advantage = advantage
+            if not is_valid:
                 sample.outcome = Outcome.INVALID
-            elif dropped[i]:
+            elif is_dropped:
                 sample.outcome = Outcome.DROPPED_ADVANTAGE
             elif self._ftis.mask_truncated and sample.truncated:
                 sample.outcome = Outcome.MASKED_TRUNCATED
@@ -588,9 +590,13 @@ _KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)
 _UNSCORED = frozenset({Outcome.NO_SIGNAL, Outcome.DROPPED_ADVANTAGE, Outcome.MASKED_TRUNCATED})
 
 
-def _is_valid(rollout: Rollout) -> bool:
-    logprobs = torch.from_numpy(np.array(rollout.logprobs))[None]
-    return bool(valid_samples(logprobs, torch.ones_like(logprobs, dtype=torch.bool)))
+def _valid(rollouts: Sequence[Rollout]) -> Tensor:
+    """`valid_samples` of rollouts of different lengths: (N,), bool."""
+    lengths = np.array([len(rollout.logprobs) for rollout in rollouts])
+    mask = np.arange(max(1, lengths.max())) < lengths[:, None]
+    logprobs = np.zeros(mask.shape, np.float32)
+    logprobs[mask] = np.concatenate([rollout.logprobs for rollout in rollouts])
+    return valid_samples(torch.from_numpy(logprobs), torch.from_numpy(mask))
 
 
 def _micro_batches(samples: list[_Sample], max_tokens: int) -> Iterator[list[_Sample]]:

@@ -253,7 +253,7 @@ def test_quick_verbs_import_neither_torch_nor_hivemind(
 ) -> None:
     code = (
         "import sys\n"
-        "from swarm.cli import main\n"
+        "from swarm.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'torch', 'transformers', 'hivemind', 'numpy', 'peft'} & set(sys.modules)\n"

@@ -10,9 +10,9 @@ import pytest
 from nodes import Node, Swarm, cli, settings, sums, wait_until, write_prompts
 from safetensors.numpy import load_file
 
-from swarm.logged_run import LoggedRun
 from swarm.paths import RunDir
-from swarm.what_if import answer
+from swarm.replay.logged_run import LoggedRun
+from swarm.replay.what_if import answer
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from swarm.config import NodeConfig
-from swarm.gather import Gatherer
-from swarm.grading import Grader
+from swarm.node.gather import Gatherer
+from swarm.node.prompt_table import RenderedSet
+from swarm.node.volunteer import Volunteer
 from swarm.paths import DataDir
-from swarm.prompt_table import RenderedSet
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Manifest
 from swarm.protocol.prompts import Prompt
 from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
+from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
-from swarm.text import Tokenizer, prompt_hash
-from swarm.volunteer import Volunteer
+from swarm.text.tokenizer import Tokenizer, prompt_hash
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 MALLORY = Identity(b"\x03" * 32)

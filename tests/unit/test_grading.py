@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from swarm.grading import Grader
 from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt
+from swarm.rewards.grading import Grader
 from swarm.rewards.registry import RewardFault
 from swarm.rewards.workers import RewardError
 

@@ -33,7 +33,9 @@ def test_the_import_rule_covers_every_module(contract: str, exempt: set[str]) ->
     assert set(contracts()[contract]) == modules() - exempt
 
 
-@pytest.mark.parametrize("module", ["swarm.volunteer", "swarm.organizer", "swarm.observe"])
+@pytest.mark.parametrize(
+    "module", ["swarm.node.volunteer", "swarm.node.organizer", "swarm.node.observe"]
+)
 def test_the_node_process_loads_no_torch(module: str) -> None:
     code = (
         f"import sys, {module}\n"

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from swarm import ipc
 from swarm.errors import LearnerError
+from swarm.learner import ipc
 
 MESSAGES: list[dict[str, Any]] = [
     {},

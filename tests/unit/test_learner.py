@@ -20,7 +20,7 @@ from swarm.config import (
     TrainSection,
 )
 from swarm.errors import ConfigError, LearnerError
-from swarm.learner import LearnerProcess
+from swarm.learner.process import LearnerProcess
 from swarm.rl import learner as module
 from swarm.rl.learner import Learner
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from swarm.errors import ConfigError, LearnerError
-from swarm.learner import LearnerProcess
+from swarm.learner.process import LearnerProcess
 
 PATIENCE_S = 30.0
 """For what takes well under a second on an idle machine."""
@@ -265,7 +265,7 @@ async def test_threads_of_numerical_libraries(
 NODE = """
 import asyncio, os, sys, time
 from pathlib import Path
-from swarm.learner import LearnerProcess
+from swarm.learner.process import LearnerProcess
 
 async def main():
     learner = LearnerProcess(Path(sys.argv[1]), module="fake_learner")

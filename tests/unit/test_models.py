@@ -15,7 +15,7 @@ from swarm.rewards.number import score
 from swarm.rl.engine import SamplingParams, TransformersEngine
 from swarm.rl.policy import Policy
 from swarm.tasks import IN_DISTRIBUTION, Problem, draw
-from swarm.text import Tokenizer
+from swarm.text.tokenizer import Tokenizer
 
 NAMES = [recipe.name for recipe in RECIPES]
 MAX_BYTES = 3_000_000

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.config import LimitsSection
 from swarm.errors import ConfigError
-from swarm.prompt_table import check_limits
+from swarm.node.prompt_table import check_limits
 from swarm.protocol.manifest import Manifest, PromptSetRef
 
 PROMPTS = PromptSetRef(sha256="ab" * 32, size_bytes=1_500_000, count=3, tokens_sha256="cd" * 32)

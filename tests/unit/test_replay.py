@@ -14,14 +14,14 @@ from rich.console import Console
 from swarm import model_files
 from swarm.config import ModelSection, NodeConfig
 from swarm.errors import ConfigError, DataError, UsageError
-from swarm.logged_run import LoggedRun
 from swarm.paths import DataDir, RunDir
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Manifest
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, prompt_tokens_sha256
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
-from swarm.replay import FIGURES, ReplayOptions, _Replay, replay, view
+from swarm.replay.logged_run import LoggedRun
+from swarm.replay.retrain import FIGURES, ReplayOptions, _Replay, replay, view
 
 MODEL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 IDENTITY = Identity(bytes(32))
@@ -208,7 +208,7 @@ def test_a_group_as_it_was(run_dir: RunDir) -> None:
 
 
 def _render(made: _Replay, token_ids: np.ndarray) -> None:
-    from swarm.prompt_table import RenderedSet
+    from swarm.node.prompt_table import RenderedSet
 
     prompt = Prompt("1+1=", None, "2")
     hashes = (prompt_tokens_sha256(token_ids),)
@@ -282,7 +282,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path, run_dir: RunDir) -> None:
 
 
 async def test_folders_that_are_not_taken(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.replay.check_tokenizer", lambda *_: None)
+    monkeypatch.setattr("swarm.replay.retrain.check_tokenizer", lambda *_: None)
     message = await refused(run_dir, out=run_dir.root / "replay")
     assert "in the run, which stays as it is" in message
     message = await refused(run_dir, out=run_dir.swarm_dir.rollouts_dir)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from swarm.store import BlobStore
+from swarm.node.store import BlobStore
 
 
 def named(blob: bytes) -> tuple[bytes, bytes]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from swarm.template import TemplateError, render
-from swarm.text import PLAIN_TEMPLATE, Tokenizer
+from swarm.text.template import TemplateError, render
+from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
 
 CHATML = (
     "{%- if tools %}{{- tools | tojson }}{%- endif %}\n"

@@ -13,15 +13,15 @@ from test_trainer import BATCH, Bigram, group, section
 
 from swarm.config import FtisSection, NodeConfig
 from swarm.errors import ConfigError, DataError, UsageError
-from swarm.logged_run import LoggedRun
 from swarm.paths import RunDir
 from swarm.protocol.pool import PooledGroup
 from swarm.protocol.rollout import RolloutGroup
+from swarm.replay.logged_run import LoggedRun
+from swarm.replay.step_log import LoggedDivergence, step_record
+from swarm.replay.what_if import FIELDS, Verdict, answer, parse, tokens_above, view
 from swarm.rl.loss import FtisConfig
 from swarm.rl.sample_report import ratio_edges
 from swarm.rl.trainer import StepReport, Trainer, TrainGroup
-from swarm.step_log import LoggedDivergence, step_record
-from swarm.what_if import FIELDS, Verdict, answer, parse, tokens_above, view
 
 LIVE = {"filter": "none", "kl_threshold": 1.0, "clip_max": 1.1}
 """Drops nothing, so that every sample with an advantage went through the model."""

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from swarm.config import NodeConfig
 from swarm.control import Handler
 from swarm.errors import DataError, UsageError
-from swarm.node import Node
+from swarm.node.member import Node
+from swarm.node.prompt_table import RenderedSet, render
 from swarm.paths import DataDir, SwarmDir, write_atomic
-from swarm.prompt_table import RenderedSet, render
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import (
     Action,
@@ -40,7 +40,7 @@ from swarm.protocol.manifest import (
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, read_jsonl
 from swarm.rewards.registry import check_answer, check_reward
 from swarm.rewards.workers import WorkerPool
-from swarm.text import PLAIN_TEMPLATE, Tokenizer
+from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
 
 log = logging.getLogger(__name__)
 

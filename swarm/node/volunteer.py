@@ -18,32 +18,32 @@ from typing import Any
 import numpy as np
 
 from swarm import __version__, model_files
-from swarm.announce import Announcer
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, DataError
-from swarm.gather import Gatherer
-from swarm.grading import Grader
-from swarm.learner import LearnerProcess
-from swarm.learner_calls import Completion
-from swarm.logged_run import SCHEMA as RUN_SCHEMA
-from swarm.node import STOP_TIMEOUT_S, Node, Stopped
-from swarm.paths import DataDir, RunDir, write_json
-from swarm.prompt_table import (
+from swarm.learner.calls import Completion
+from swarm.learner.process import LearnerProcess
+from swarm.node.announce import Announcer
+from swarm.node.gather import Gatherer
+from swarm.node.member import STOP_TIMEOUT_S, Node, Stopped
+from swarm.node.prompt_table import (
     PromptTable,
     RenderedSet,
     check_limits,
     check_tokenizer,
     render_set,
 )
+from swarm.node.training import TrainingLoop
+from swarm.paths import DataDir, RunDir, write_json
 from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
+from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA
+from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
-from swarm.text import Tokenizer
-from swarm.training import TrainingLoop
+from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

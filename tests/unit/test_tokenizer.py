@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from swarm.errors import DataError
-from swarm.text import Tokenizer, prompt_hash, tokens_sha256
+from swarm.text.tokenizer import Tokenizer, prompt_hash, tokens_sha256
 
 WORDS = {"<unk>": 0, "one": 1, "two": 2, "\u00e9t\u00e9": 3, "<eos>": 7}
 
@@ -217,7 +217,7 @@ def test_a_set_s_hash_is_over_its_prompts_hashes() -> None:
 
 def test_no_heavy_import() -> None:
     script = (
-        "import sys, swarm.text, swarm.template, swarm.rewards.workers\n"
+        "import sys, swarm.text.tokenizer, swarm.text.template, swarm.rewards.workers\n"
         "print([m for m in ('torch', 'transformers', 'hivemind') if m in sys.modules])"
     )
     result = subprocess.run(

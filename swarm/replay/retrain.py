@@ -24,9 +24,7 @@ from rich.text import Text
 from swarm import model_files
 from swarm.config import NodeConfig
 from swarm.errors import DataError, RemoteProtocolError, UsageError
-from swarm.grading import Grader
-from swarm.learner import LearnerProcess
-from swarm.learner_calls import (
+from swarm.learner.calls import (
     CALL_TIMEOUT_S,
     greedy_arguments,
     greedy_completions,
@@ -34,19 +32,21 @@ from swarm.learner_calls import (
     step_report,
     train_arguments,
 )
-from swarm.logged_run import SCHEMA as RUN_SCHEMA
-from swarm.logged_run import LoggedRun
+from swarm.learner.process import LearnerProcess
+from swarm.node.prompt_table import PromptTable, RenderedSet, check_tokenizer, render_set
+from swarm.node.store import blob_path
 from swarm.paths import RunDir, append_json, write_json
-from swarm.prompt_table import PromptTable, RenderedSet, check_tokenizer, render_set
 from swarm.protocol.codec import blob_hash, decode_group
 from swarm.protocol.manifest import Charter, PromptSetRef
 from swarm.protocol.pool import PooledGroup
 from swarm.protocol.verify import codec_limits
+from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA
+from swarm.replay.logged_run import LoggedRun
+from swarm.replay.step_log import LoggedGroup, LoggedStep, step_record
+from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
 from swarm.status import share
-from swarm.step_log import LoggedGroup, LoggedStep, step_record
-from swarm.store import blob_path
-from swarm.text import Tokenizer
+from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A member of a swarm: identity, overlay, charter, heartbeats, blobs served to others, control.
 
 Owns: start order, stop order, what all members have in common. What a volunteer or an organizer
-does besides stands in swarm.volunteer and swarm.organizer.
+does besides stands in swarm.node.volunteer and swarm.node.organizer.
 Does not know: torch.
 """
 
@@ -20,15 +20,15 @@ import psutil
 from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.control import ControlServer, Handler
-from swarm.membership import Membership
 from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
+from swarm.node.membership import Membership
+from swarm.node.store import BlobStore
 from swarm.paths import DataDir, write_atomic
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
-from swarm.store import BlobStore
 
 log = logging.getLogger(__name__)
 

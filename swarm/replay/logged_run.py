@@ -10,7 +10,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.errors import DataError, RemoteProtocolError
 from swarm.paths import RunDir
 from swarm.protocol.manifest import Charter
-from swarm.step_log import LoggedStep, StepLog
+from swarm.replay.step_log import LoggedStep, StepLog
 
 SCHEMA = "swarm-node/run/1"
 

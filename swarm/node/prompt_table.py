@@ -15,7 +15,7 @@ from swarm.errors import ConfigError, DataError, RemoteProtocolError
 from swarm.protocol.manifest import Manifest, PromptSetRef
 from swarm.protocol.prompts import Prompt, decode_prompt_set
 from swarm.rewards.workers import WorkerPool
-from swarm.text import Tokenizer, prompt_hash, tokens_sha256
+from swarm.text.tokenizer import Tokenizer, prompt_hash, tokens_sha256
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a node says to its learner and hears from it, in its own terms.
 
 Owns: the arguments and answers of the learner's operations (swarm.rl.learner.Learner) as groups,
-prompts and manifest. Does not know: when which is called; the process (swarm.learner).
+prompts and manifest. Does not know: when which is called; the process (swarm.learner.process).
 """
 
 from collections.abc import Mapping, Sequence

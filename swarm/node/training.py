@@ -20,8 +20,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import LearnerError
-from swarm.learner import LearnerProcess
-from swarm.learner_calls import (
+from swarm.learner.calls import (
     CALL_TIMEOUT_S,
     Completion,
     greedy_arguments,
@@ -32,6 +31,7 @@ from swarm.learner_calls import (
     step_report,
     train_arguments,
 )
+from swarm.learner.process import LearnerProcess
 from swarm.paths import RunDir, append_json
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
@@ -40,7 +40,7 @@ from swarm.protocol.ownership import is_candidate
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Cursor, next_prompts
 from swarm.protocol.rollout import Finish, RolloutGroup
-from swarm.step_log import step_record
+from swarm.replay.step_log import step_record
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ HISTORY = 512
 
 
 class Prompts(Protocol):
-    """The rendered prompts of the swarm (swarm.prompt_table.PromptTable)."""
+    """The rendered prompts of the swarm (swarm.node.prompt_table.PromptTable)."""
 
     def __len__(self) -> int: ...
     def token_ids(self, prompt_id: int) -> np.ndarray: ...

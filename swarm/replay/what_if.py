@@ -1,7 +1,7 @@
 """What another filter or truncation would have made of a run's samples, without training.
 
 Owns: the verdict on a logged sample under given terms, and its sums over peers.
-Does not know: how samples were logged (swarm.step_log), how runs are trained again (swarm.replay).
+Does not know: how samples were logged (`step_log`), how runs are trained again (`retrain`).
 
 The samples are taken as they were: had the run really been trained so, later ones would differ.
 """
@@ -20,8 +20,8 @@ from rich.text import Text
 
 from swarm.config import FtisSection
 from swarm.errors import DataError, UsageError
-from swarm.logged_run import LoggedRun
-from swarm.step_log import LoggedDivergence, LoggedSample
+from swarm.replay.logged_run import LoggedRun
+from swarm.replay.step_log import LoggedDivergence, LoggedSample
 from swarm.terminal import safe
 
 SCHEMA = "swarm-node/what-if/1"

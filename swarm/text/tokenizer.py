@@ -1,7 +1,7 @@
 """Text and token ids: a model folder's tokenizer, without torch and transformers.
 
 Owns: reading a tokenizer, its fingerprint, the hashes of token ids, and the plain template. Does
-not know: what a manifest asks for, how a template is rendered (swarm.template).
+not know: what a manifest asks for, how a template is rendered (swarm.text.template).
 """
 
 import hashlib

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarm.learner_calls import Completion
+from swarm.learner.calls import Completion
 from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt
 from swarm.rewards.workers import RewardError, WorkerPool
-from swarm.text import Tokenizer
+from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import RemoteProtocolError, UnreachableError
-from swarm.membership import read_swarm
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
-from swarm.node import member_row
+from swarm.node.member import member_row
+from swarm.node.membership import read_swarm
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from swarm import ipc
 from swarm.errors import ConfigError, DataError, LearnerError
+from swarm.learner import ipc
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,125 @@
+"""What several verbs share of their arguments: flags, and how they become settings of node.toml.
+
+Owns: the parser class, the data directory, `--set`. Does not know: any verb.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarm.errors import ExitCode, UsageError
+
+Arguments = argparse.Namespace
+Verbs = Any
+"""What `add_subparsers` gives."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with this project's error line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}\nsee `{self.prog} --help`", file=sys.stderr)  # noqa: T201 - the CLI prints
+        raise SystemExit(int(ExitCode.USAGE))
+
+
+def add_verb(
+    verbs: Verbs, name: str, function: Callable[[Arguments], int], summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """Declare a verb: its function, the line of `swarm-node --help`, and examples."""
+    sub: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog="examples:\n" + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.set_defaults(verb=function)
+    return sub
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """Declare `--data-dir`."""
+    parser.add_argument("--data-dir", metavar="DIR", help="default: $XDG_DATA_HOME/swarm-node")
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of verbs that run a node."""
+    add_data_dir(parser)
+    parser.add_argument("--name", metavar="NAME", help="shown to others; default: the host's name")
+    parser.add_argument("--host", metavar="ADDRESS", help="IPv4 address to listen on")
+    parser.add_argument("--port", metavar="N", help="TCP port to listen on; 0: any")
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Declare `--set`."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any field of node.toml (repeatable)",
+    )
+
+
+FLAG_FIELDS = {
+    "data_dir": "node.data_dir",
+    "name": "node.name",
+    "seed": "node.seed",
+    "host": "network.host",
+    "port": "network.port",
+    "model": "model.path",
+    "mode": "model.mode",
+    "lora_rank": "model.lora_rank",
+    "learning_rate": "train.learning_rate",
+    "max_steps": "train.max_steps",
+}
+
+
+def flags_of(arguments: Arguments) -> dict[str, str]:
+    """Command-line flags as `section.key` to text."""
+    flags = {}
+    for name, dotted in FLAG_FIELDS.items():
+        value = getattr(arguments, name, None)
+        if value is not None:
+            flags[dotted] = str(value)
+    if "model.path" in flags and Path(flags["model.path"]).expanduser().is_dir():
+        flags["model.path"] = str(Path(flags["model.path"]).expanduser().absolute())
+    return flags | method_and_settings(arguments)
+
+
+def method_and_settings(arguments: Arguments) -> dict[str, str]:
+    """What --method and --set say, as `section.key` to text."""
+    flags: dict[str, str] = {}
+    if getattr(arguments, "method", None) is not None:
+        flags |= method_flags(arguments.method)
+    for item in arguments.set:
+        dotted, equals, value = item.partition("=")
+        if not equals or "." not in dotted:
+            raise UsageError(f"--set {item}: expected SECTION.KEY=VALUE, e.g. train.max_steps=100")
+        flags[dotted] = value
+    return flags
+
+
+def method_flags(method: str) -> dict[str, str]:
+    """The fields that a method's name stands for.
+
+    Raises:
+        UsageError: there is no such method.
+    """
+    from swarm.config import METHODS
+
+    if method not in METHODS:
+        raise UsageError(f"--method {method}: expected one of {', '.join(METHODS)}")
+    return dict(METHODS[method])
+
+
+def data_dir_of(arguments: Arguments) -> Any:
+    """The data directory of verbs that read no node.toml."""
+    from swarm.paths import DataDir, default_data_dir
+
+    named = arguments.data_dir or os.environ.get("SWARM_NODE__DATA_DIR")
+    return DataDir(Path(named) if named else default_data_dir())

@@ -1,0 +1,74 @@
+"""Join a swarm and train: `swarm-node join`."""
+
+import json
+from pathlib import Path
+
+from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
+from swarm.cli.output import configure_logging, run_async
+from swarm.errors import ExitCode, UsageError
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    join = add_verb(
+        verbs,
+        "join",
+        _join,
+        "join a swarm and train; without INVITE, go on with the last one",
+        "  swarm-node join swarm1... --model ~/models/Qwen2.5-1.5B --mode lora\n"
+        "  swarm-node join --config node.toml\n"
+        "  swarm-node join --set train.learning_rate=2e-6\n",
+    )
+    join.add_argument("invite", nargs="?", metavar="INVITE", help="what `seed` or `invite` printed")
+    join.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
+    join.add_argument("--model", metavar="DIR|ID", help="model folder or Hub id")
+    join.add_argument("--mode", choices=("full", "lora"), help="train all weights or an adapter")
+    join.add_argument("--lora-rank", metavar="N", help="rank of the adapter")
+    join.add_argument("--learning-rate", metavar="X", help="peak learning rate")
+    join.add_argument("--max-steps", metavar="N", help="stop training after N steps")
+    join.add_argument("--method", metavar="NAME", help="ftis (default), tis, vis, nois, f-vis, ...")
+    join.add_argument("--seed", metavar="N", help="seed of sampling")
+    join.add_argument("--new-run", action="store_true", help="start from the model's own weights")
+    join.add_argument(
+        "--fail-fast", action="store_true", help="exit with 69 when no member can be reached"
+    )
+    add_node_flags(join)
+
+
+def _join(arguments: Arguments) -> int:
+    from swarm.config import load_config
+    from swarm.paths import DataDir, default_data_dir
+    from swarm.protocol.manifest import Invite
+
+    flags = flags_of(arguments)
+    config = load_config(arguments.config, flags)
+    data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+    text = arguments.invite or config.node.invite
+    if text:
+        invite = Invite.decode(text)
+        swarm_id, addresses = invite.swarm_id, invite.addresses
+    else:
+        current = data_dir.current
+        if current is None:
+            raise UsageError("no swarm has been joined here yet; give an invite: join swarm1...")
+        swarm_id, addresses = current, ()
+    swarm_dir = data_dir.swarm(swarm_id)
+    if arguments.config is None and swarm_dir.config_path.exists():
+        config = load_config(None, flags, saved=json.loads(swarm_dir.config_path.read_text()))
+    configure_logging(config.node.log_level, data_dir.log_path)
+
+    from swarm.node.volunteer import Volunteer
+
+    async def run() -> None:
+        node = Volunteer(
+            config,
+            data_dir,
+            swarm_id=swarm_id,
+            addresses=addresses,
+            fail_fast=arguments.fail_fast,
+            new_run=arguments.new_run,
+        )
+        await node.run()
+
+    run_async(run())
+    return ExitCode.OK

@@ -1,0 +1,43 @@
+"""Results on stdout, messages and logs on stderr, coroutines run to their end."""
+
+import json
+import logging
+import logging.handlers
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+
+def out(text: str) -> None:
+    """Print a result."""
+    print(text, flush=True)  # noqa: T201 - the CLI prints
+
+
+def out_json(value: Any) -> None:
+    """Print a result as JSON for people and programs."""
+    out(json.dumps(value, indent=2, sort_keys=True))
+
+
+def configure_logging(level: str, log_path: Path | None) -> None:
+    """Log to stderr, and to a file that is rotated at 10 MB where one is named."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    console = logging.StreamHandler()
+    console.setFormatter(text)
+    root.addHandler(console)
+    if log_path is not None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.handlers.RotatingFileHandler(log_path, maxBytes=10_000_000, backupCount=3)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        root.addHandler(file)
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end on uvloop."""
+    import asyncio
+
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

@@ -1,0 +1,118 @@
+"""Learn again from what a run logged: `swarm-node replay`."""
+
+from pathlib import Path
+from typing import Any
+
+from swarm.cli.arguments import (
+    Arguments,
+    Verbs,
+    add_data_dir,
+    add_set,
+    add_verb,
+    data_dir_of,
+    method_and_settings,
+)
+from swarm.cli.output import configure_logging, out_json, run_async
+from swarm.errors import ExitCode, UsageError
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    replay = add_verb(
+        verbs,
+        "replay",
+        _replay,
+        "train again on the groups that a run logged, or ask what another filter would have done",
+        "  swarm-node replay                    the last run, from its first checkpoint\n"
+        "  swarm-node replay --method nois --from 0\n"
+        "  swarm-node replay RUN --set ftis.kl_threshold=5 --set ftis.clip_max=3 --steps 100\n"
+        "  swarm-node replay --what-if g=5 --what-if g=5,estimator=k3,clip_max=3,filter=and\n",
+    )
+    replay.add_argument(
+        "run",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder; default: the newest of the swarm that was joined last",
+    )
+    replay.add_argument("--method", metavar="NAME", help="ftis, tis, vis, nois, ...")
+    add_set(replay)
+    replay.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        metavar="STEP",
+        help="begin after this step, from its checkpoint; 0: from the model's own weights; "
+        "default: the first checkpoint that was kept",
+    )
+    replay.add_argument("--steps", type=int, metavar="N", help="at most N steps")
+    replay.add_argument(
+        "--out", type=Path, metavar="DIR", help="the replay's folder; default: one beside RUN"
+    )
+    replay.add_argument(
+        "--rollouts", type=Path, metavar="DIR", help="folder of the rollouts; default: the swarm's"
+    )
+    replay.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="g=..,clip_max=..,filter=..",
+        help="train nothing; tell what this would have dropped and truncated (repeatable); also "
+        "estimator, scope, mask_truncated",
+    )
+    replay.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    add_data_dir(replay)
+
+
+def _replay(arguments: Arguments) -> int:
+    from swarm.replay.logged_run import LoggedRun
+
+    for flag, value, least in (("--from", arguments.start, 0), ("--steps", arguments.steps, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{flag} {value}: at least {least}")
+    changes = method_and_settings(arguments)
+    if arguments.what_if and (changes or arguments.out or arguments.rollouts):
+        raise UsageError(
+            "--what-if trains nothing: it takes --from and --steps, but no --method, --set, --out "
+            "or --rollouts"
+        )
+    run = LoggedRun(_run_dir(arguments))
+    if arguments.what_if:
+        from swarm.replay import what_if
+
+        result = what_if.answer(run, arguments.what_if, arguments.start or 0, arguments.steps)
+        view = what_if.view
+    else:
+        from swarm.replay import retrain
+
+        configure_logging("info", None)
+        options = retrain.ReplayOptions(
+            changes=changes,
+            method=arguments.method or "",
+            start=arguments.start,
+            steps=arguments.steps,
+            out=arguments.out,
+            rollouts=arguments.rollouts,
+        )
+        result = run_async(retrain.replay(run, options))
+        view = retrain.view
+    if arguments.json:
+        out_json(result)
+        return ExitCode.OK
+    from swarm.status import console
+
+    console().print(view(result))
+    return ExitCode.OK
+
+
+def _run_dir(arguments: Arguments) -> Any:
+    """The run that is named, or the newest one of the swarm joined last."""
+    from swarm.paths import RunDir
+
+    if arguments.run is not None:
+        return RunDir(arguments.run.expanduser().absolute())
+    data_dir = data_dir_of(arguments)
+    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
+    if not runs:
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder: replay RUN")
+    return runs[-1]

@@ -1,0 +1,223 @@
+"""Found, serve and amend a swarm: `swarm-node seed`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
+from swarm.cli.output import configure_logging, out, run_async
+from swarm.errors import DataError, ExitCode, UsageError
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    seed = add_verb(
+        verbs,
+        "seed",
+        _seed,
+        "start a swarm on a prompt file, serve it, and print its invite; or amend it",
+        "  swarm-node seed gsm8k.jsonl --tokenizer ~/models/Qwen2.5-1.5B --group-size 12\n"
+        "  swarm-node seed                      serve the swarm of this data dir again\n"
+        "  swarm-node seed --append more.jsonl  add prompts to it\n"
+        "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
+    )
+    seed.add_argument(
+        "prompts",
+        nargs="?",
+        type=Path,
+        metavar="PROMPTS",
+        help="JSONL with `prompt` or `messages`, and `answer`",
+    )
+    seed.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json")
+    seed.add_argument("--swarm-name", metavar="NAME", help="shown to members; default: file's name")
+    seed.add_argument("--held-out", type=Path, metavar="FILE", help="JSONL of evaluation prompts")
+    seed.add_argument(
+        "--held-out-fraction",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="without --held-out: this share of PROMPTS (default 0.1)",
+    )
+    seed.add_argument("--ood", type=Path, metavar="FILE", help="JSONL, out of distribution")
+    seed.add_argument(
+        "--template",
+        default="auto",
+        metavar="auto|plain|chat|FILE",
+        help="how prompts are rendered",
+    )
+    seed.add_argument("--system", default="", metavar="TEXT", help="system prompt")
+    seed.add_argument("--reward", default="number", metavar="NAME", help="number (default), exact")
+    seed.add_argument(
+        "--reward-param", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
+    )
+    seed.add_argument("--temperature", type=float, default=1.0, metavar="X")
+    seed.add_argument("--group-size", type=int, default=8, metavar="G", help="completions a prompt")
+    seed.add_argument("--max-prompt-tokens", type=int, default=1024, metavar="N")
+    seed.add_argument("--max-completion-tokens", type=int, default=512, metavar="N")
+    seed.add_argument(
+        "--stop", action="append", default=[], metavar="TOKEN", help="default: the tokenizer's end"
+    )
+    seed.add_argument(
+        "--record-shards",
+        type=int,
+        default=4,
+        metavar="N",
+        help="keys that the DHT's records are spread over: 1 for a handful of members, 16 for 1000",
+    )
+    seed.add_argument("--append", type=Path, metavar="FILE", help="add prompts to the swarm")
+    seed.add_argument(
+        "--close",
+        nargs="?",
+        const="now",
+        metavar="WHEN",
+        help="end the swarm now, or at an ISO 8601 time",
+    )
+    seed.add_argument("--min-version", metavar="X.Y.Z", help="oldest software that may train")
+    add_node_flags(seed)
+    seed.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
+
+
+def _seed(arguments: Arguments) -> int:
+    from swarm.config import load_config
+    from swarm.paths import DataDir, default_data_dir
+
+    config = load_config(arguments.config, flags_of(arguments))
+    data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+    request = _amendment(arguments)
+    if request is not None:
+        return _amend(data_dir, request)
+    configure_logging(config.node.log_level, data_dir.log_path)
+    swarm_id = _found_or_find(arguments, data_dir)
+
+    from swarm.node.organizer import Organizer
+
+    async def run() -> None:
+        import asyncio
+
+        announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        announced.add_done_callback(lambda f: None if f.cancelled() else out(f.result()))
+        node = Organizer(config, data_dir, swarm_id=swarm_id, announce_invite=announced)
+        await node.run()
+
+    run_async(run())
+    return ExitCode.OK
+
+
+def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
+    """The id of the swarm to serve: made from PROMPTS, or the one of this data directory."""
+    from swarm.protocol.identity import Identity
+    from swarm.protocol.manifest import Charter
+
+    current = data_dir.current
+    if arguments.prompts is None:
+        if current is None or not data_dir.swarm(current).charter_path.exists():
+            raise UsageError("no swarm was seeded here yet; give a prompt file: seed PROMPTS")
+        return bytes(current)
+    if arguments.tokenizer is None:
+        raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
+
+    from swarm.node.organizer import SeedOptions, make_genesis, same_terms, store_genesis
+
+    options = SeedOptions(
+        prompts=arguments.prompts,
+        tokenizer=arguments.tokenizer.expanduser().absolute(),
+        name=arguments.swarm_name or "",
+        held_out=arguments.held_out,
+        held_out_fraction=arguments.held_out_fraction,
+        out_of_distribution=arguments.ood,
+        template=arguments.template,
+        system=arguments.system,
+        reward=arguments.reward,
+        reward_params=dict(_reward_param(item) for item in arguments.reward_param),
+        temperature=arguments.temperature,
+        group_size=arguments.group_size,
+        max_prompt_tokens=arguments.max_prompt_tokens,
+        max_completion_tokens=arguments.max_completion_tokens,
+        stop=tuple(arguments.stop),
+        record_shards=arguments.record_shards,
+    )
+    data_dir.create()
+    identity = Identity.load_or_create(data_dir.identity_path)
+    genesis = run_async(make_genesis(options, identity.peer_id, float(int(time.time()))))
+    if current is not None and data_dir.swarm(current).charter_path.exists():
+        path = data_dir.swarm(current).charter_path
+        charter = Charter.from_bytes(path.read_bytes(), current)
+        if same_terms(charter, genesis):
+            return bytes(current)
+        raise DataError(
+            f"{data_dir.root} holds the swarm {charter.manifest.name!r} ({current.hex()[:16]}) "
+            "with other prompts or options. To add prompts: seed --append FILE. For another swarm: "
+            "another --data-dir. To serve it again: seed without PROMPTS"
+        )
+    store_genesis(genesis, options, data_dir)
+    return bytes(genesis.manifest.swarm_id)
+
+
+def _reward_param(text: str) -> tuple[str, str | int | float | bool]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--reward-param {text}: expected KEY=VALUE")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = value
+    return key, parsed if isinstance(parsed, str | int | float | bool) else value
+
+
+def _amendment(arguments: Arguments) -> dict[str, Any] | None:
+    """The amendment that the flags ask for, if any."""
+    import datetime
+
+    asked: list[dict[str, Any]] = []
+    if arguments.append is not None:
+        asked.append({"append": str(arguments.append.absolute())})
+    if arguments.close is not None:
+        when = time.time()
+        if arguments.close != "now":
+            try:
+                when = datetime.datetime.fromisoformat(arguments.close).timestamp()
+            except ValueError:
+                raise UsageError(
+                    f"--close {arguments.close}: expected an ISO 8601 time, "
+                    "e.g. 2027-01-31T18:00+00:00"
+                ) from None
+        asked.append({"close_at_s": when})
+    if arguments.min_version is not None:
+        asked.append({"minimum_version": arguments.min_version})
+    if len(asked) > 1 or (asked and arguments.prompts is not None):
+        raise UsageError("give one of PROMPTS, --append, --close, --min-version at a time")
+    return asked[0] if asked else None
+
+
+def _amend(data_dir: Any, request: dict[str, Any]) -> int:
+    """Have the running organizer sign an amendment, or sign it for its next start."""
+    from swarm.control import control_request
+    from swarm.errors import NotRunningError
+    from swarm.protocol.identity import Identity
+    from swarm.protocol.manifest import Charter
+
+    try:
+        answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
+        out(f"amendment {answer['amendments']} signed; members fetch it within a heartbeat")
+        return ExitCode.OK
+    except NotRunningError:
+        current = data_dir.current
+    if current is None or not data_dir.swarm(current).charter_path.exists():
+        raise UsageError("no swarm was seeded in this data directory; see `swarm-node seed --help`")
+
+    from swarm.node.organizer import amend
+
+    data_dir.lock()
+    try:
+        swarm_dir = data_dir.swarm(current)
+        charter = Charter.from_bytes(swarm_dir.charter_path.read_bytes(), current)
+        identity = Identity.load_or_create(data_dir.identity_path)
+        charter = run_async(amend(charter, swarm_dir, identity, request))
+    finally:
+        data_dir.unlock()
+    out(
+        f"amendment {len(charter.amendments)} signed; the organizer is not running: members get it "
+        "once `swarm-node seed` runs again"
+    )
+    return ExitCode.OK

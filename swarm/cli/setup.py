@@ -1,0 +1,56 @@
+"""Before and beside a swarm: `swarm-node init`, `swarm-node version`."""
+
+from pathlib import Path
+
+from swarm import __version__
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.output import out
+from swarm.errors import ConfigError, ExitCode
+
+
+def add_init(verbs: Verbs) -> None:
+    """Declare `init`."""
+    init = add_verb(
+        verbs,
+        "init",
+        _init,
+        "write a commented node.toml and make the identity",
+        "  swarm-node init\n  swarm-node init --config ~/swarm/node.toml\n",
+    )
+    init.add_argument("--config", type=Path, metavar="FILE", help="where; default: in the data dir")
+    add_data_dir(init)
+
+
+def add_version(verbs: Verbs) -> None:
+    """Declare `version`."""
+    add_verb(verbs, "version", _version, "print versions", "  swarm-node version\n")
+
+
+def _init(arguments: Arguments) -> int:
+    from swarm.config import render_example
+    from swarm.paths import write_atomic
+    from swarm.protocol.identity import Identity
+
+    data_dir = data_dir_of(arguments)
+    path = arguments.config or data_dir.root / "node.toml"
+    if path.exists():
+        raise ConfigError(f"{path} exists already; edit it, or name another with --config")
+    data_dir.create()
+    identity = Identity.load_or_create(data_dir.identity_path)
+    write_atomic(path, render_example().encode())
+    out(f"config    {path}\nidentity  {identity.peer_id}")
+    return ExitCode.OK
+
+
+def _version(_: Arguments) -> int:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    lines = [f"swarm-node {__version__}", f"python {platform.python_version()}"]
+    for name in ("hivemind", "torch", "transformers", "peft", "vllm"):
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    out("\n".join(lines))
+    return ExitCode.OK

@@ -1,0 +1,1 @@
+"""Text and token ids, without torch and transformers: tokenizers and prompt templates."""
