@@ -179,6 +179,15 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     assert reason_of(caught) == "manifest"
 
 
+@pytest.mark.parametrize("field", ["top_p", "top_k", "min_p"])
+def test_cut_off_distributions_are_refused(field: str) -> None:
+    """They would bias the importance ratio: the wire carries the whole distribution's log-probs."""
+    terms = json.loads(MANIFEST.to_bytes())
+    terms["sampling"][field] = 0.9
+    with pytest.raises(RemoteProtocolError, match=f"sampling.*{field}"):
+        Manifest.from_bytes(canonical(terms))
+
+
 def test_another_schema_is_incompatible_rather_than_wrong() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         Manifest.from_bytes(canonical(changed("schema", "swarm-manifest/2") | {"new": 1}))
