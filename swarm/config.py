@@ -111,13 +111,7 @@ class NetworkSection(Section):
     @field_validator("host")
     @classmethod
     def _is_ipv4(cls, host: str) -> str:
-        try:
-            ipaddress.IPv4Address(host)
-        except ValueError:
-            raise ValueError(
-                "must be an IPv4 address of this machine, or 0.0.0.0 for all"
-            ) from None
-        return host
+        return _ipv4(host)
 
 
 class LimitsSection(Section):
@@ -325,6 +319,38 @@ class RewardSection(Section):
     )
 
 
+class MetricsSection(Section):
+    """Figures for other programs: Prometheus, health probes, TensorBoard."""
+
+    enabled: bool = Field(
+        default=False, description="Serve /metrics, /livez and /readyz over HTTP."
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="IPv4 address to serve them on. Whoever reaches it may read them.",
+    )
+    port: Annotated[int, Field(ge=0, le=65_535)] = Field(
+        default=9797, description="TCP port to serve them on; 0: any (status shows which)."
+    )
+    allowed_hosts: tuple[
+        Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z0-9_.-]+$")], ...
+    ] = Field(
+        default=(),
+        description="Names besides localhost by which Prometheus calls this machine; a request "
+        "with another Host header is refused.",
+    )
+    tensorboard: bool = Field(
+        default=False,
+        description="Write TensorBoard event files into the run's folder, beside metrics.jsonl; "
+        "needs the extra 'tensorboard'.",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_ipv4(cls, host: str) -> str:
+        return _ipv4(host)
+
+
 class NodeConfig(Section):
     """The whole of node.toml."""
 
@@ -339,6 +365,7 @@ class NodeConfig(Section):
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     reward: RewardSection = RewardSection()
+    metrics: MetricsSection = MetricsSection()
 
     def digest(self) -> str:
         """Hex sha256 over the canonical JSON of all resolved values."""
@@ -438,6 +465,14 @@ def _parse_value(source: str, section: str, key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def _ipv4(host: str) -> str:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ValueError("must be an IPv4 address of this machine, or 0.0.0.0 for all") from None
+    return host
 
 
 def _section(name: str) -> type[Section]:

@@ -13,7 +13,7 @@ Does not know: what the files hold.
         node.toml, invite          how it was joined
         rollouts/                  blobs by content hash
         runs/<number>/             one run: run.json, steps.jsonl, metrics.jsonl, learner.log,
-                                   checkpoints/
+                                   checkpoints/, tensorboard/
         runs/<number>-replay-<n>/  what `swarm-node replay` made of it: the same, and result.json
     <data>/logs/
 """
@@ -250,6 +250,10 @@ class RunDir:
     @property
     def checkpoints_dir(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        return self.root / "tensorboard"
 
     @property
     def swarm_dir(self) -> SwarmDir:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ import psutil
 from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.control import ControlServer, Handler
+from swarm.errors import TryAgainError
+from swarm.metrics.http import Answer, MetricsServer
 from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
@@ -80,6 +83,7 @@ class Node:
         self._fail_fast = fail_fast
         self._stop = asyncio.Event()
         self.started_s = time.time()
+        self._metrics: MetricsServer | None = None
         self._resources_read: dict[str, Any] = {}
         self._resources_read_s = float("-inf")
         self.name = config.node.name or socket.gethostname().split(".")[0][:64]
@@ -135,15 +139,38 @@ class Node:
                 write_atomic(self.data_dir.port_path, f"{self.overlay.port}\n".encode())
                 await self.exchange.start()
                 await control.start()
+                await self._start_metrics()
                 await self.work()
             except Stopped:
                 log.info("stopping")
             finally:
                 await self.close()
+                if self._metrics is not None:
+                    await self._metrics.stop()
                 await control.stop()
                 await self.overlay.stop()
         finally:
             self.data_dir.unlock()
+
+    async def _start_metrics(self) -> None:
+        settings = self.config.metrics
+        if not settings.enabled:
+            return
+        server = MetricsServer(
+            settings.host,
+            settings.port,
+            {"/metrics": self._metrics_page, "/livez": self._livez, "/readyz": self._readyz},
+            settings.allowed_hosts,
+        )
+        try:
+            await server.start()
+        except OSError as error:
+            raise TryAgainError(
+                f"metrics.port {settings.port} on {settings.host} cannot be had: "
+                f"{error.strerror or error}; choose another, or 0 for any"
+            ) from None
+        self._metrics = server
+        log.info("metrics at http://%s:%d/metrics", settings.host, server.port)
 
     async def work(self) -> None:
         """What this member does; returns or raises Stopped when `stopped` is set."""
@@ -271,6 +298,29 @@ class Node:
             self.membership.charter.manifest.name,
         ).encode()
 
+    # -- probes ----------------------------------------------------------------------------------
+
+    def not_ready(self) -> list[str]:
+        """Why this node does not do its work now; empty: it does."""
+        if self.overlay.fault:
+            return [f"the network daemon is down: {self.overlay.fault}"]
+        if self.membership.charter_bytes is None:
+            return ["looking for members: no manifest yet"]
+        return []
+
+    async def _metrics_page(self) -> Answer:
+        from swarm.metrics import exposition
+
+        return Answer(exposition.render(await self.status()), content_type=exposition.CONTENT_TYPE)
+
+    async def _livez(self) -> Answer:
+        return Answer(b"ok\n")
+
+    async def _readyz(self) -> Answer:
+        reasons = self.not_ready()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return Answer.of_json({"ready": not reasons, "reasons": reasons}, status)
+
     # -- control socket --------------------------------------------------------------------------
 
     def handlers(self) -> dict[str, Handler]:
@@ -328,6 +378,7 @@ class Node:
                 "version": __version__,
                 "pid": os.getpid(),
                 "data_dir": str(self.data_dir.root),
+                "metrics_port": self._metrics.port if self._metrics else None,
                 "started_s": self.started_s,
             },
             "swarm": {"id": self.swarm_id.hex()},
@@ -337,6 +388,7 @@ class Node:
                 "waiting_for": "" if known else "a member that has the manifest",
             },
             "problems": problems,
+            "not_ready": self.not_ready(),
             "network": {
                 "addresses": await self.overlay.addresses(),
                 "connected": len(connected),

@@ -32,6 +32,7 @@ from swarm.learner.calls import (
     train_arguments,
 )
 from swarm.learner.process import LearnerProcess
+from swarm.metrics.curves import TensorBoardCurves
 from swarm.paths import RunDir, append_json
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
@@ -132,6 +133,7 @@ class TrainingLoop:
         self._grade = grade
         self._on_progress = on_progress
         self._config_digest = config.digest()
+        self._curves: TensorBoardCurves | None = None
         self._cursor = Cursor()
         self._step_seconds = 1.0
         self._evaluated_step = -1
@@ -200,6 +202,13 @@ class TrainingLoop:
         """
         for path in (self._run_dir.steps_path, self._run_dir.metrics_path):
             drop_cut_line(path)
+        try:
+            await self._run()
+        finally:
+            if self._curves is not None:
+                self._curves.close()
+
+    async def _run(self) -> None:
         delay = 1.0
         while not self.stopping.is_set():
             try:
@@ -279,6 +288,8 @@ class TrainingLoop:
         if first and answer["node_state"]:
             self._restore(answer["node_state"])
             log.info("resumed at step %d", self.step)
+        if self._config.metrics.tensorboard and self._curves is None:
+            self._curves = TensorBoardCurves(self._run_dir.tensorboard_dir, self.step)
         saved = answer["node_state"] is not None
         self._checkpointed = (self.step, self._evaluated_step) if saved else (-1, -1)
         others = ("id", "ok", "node_state", "step", "checkpoint")
@@ -400,7 +411,7 @@ class TrainingLoop:
                 time_s=time.time(),
             ),
         )
-        append_json(self._run_dir.metrics_path, {"time_s": round(time.time(), 3), **report})
+        self._log_metrics({"time_s": round(time.time(), 3), **report})
         log.info(
             "step %d: loss %.4f, kept %d of %d samples (%d of peers), reward %.3f",
             self.step,
@@ -426,7 +437,7 @@ class TrainingLoop:
         self._evaluated_step = self.step
         if len(point) > 2:
             self.accuracies.append(point)
-            append_json(self._run_dir.metrics_path, {"evaluation": True, **point})
+            self._log_metrics({"evaluation": True, **point})
             log.info("step %d: accuracy %s", self.step, point)
         self._on_progress()
 
@@ -444,6 +455,11 @@ class TrainingLoop:
         self._checkpointed = state
 
     # -- small things ----------------------------------------------------------------------------
+
+    def _log_metrics(self, record: Mapping[str, Any]) -> None:
+        append_json(self._run_dir.metrics_path, record)
+        if self._curves is not None:
+            self._curves.add(record)
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -409,6 +409,15 @@ class Volunteer(Node):
     def _enter(self, stage: str) -> None:
         self._stage, self._stage_since_s = stage, time.time()
 
+    def not_ready(self) -> list[str]:
+        reasons = super().not_ready()
+        loop = self.loop
+        if loop is None:
+            reasons.append(self._stage)
+        elif not loop.model:
+            reasons.append(f"{loop.activity.doing} {loop.activity.waiting_for}".strip())
+        return reasons
+
     def fill_status(self, status: dict[str, Any]) -> None:
         loop, gatherer = self.loop, self.gatherer
         if loop is None or gatherer is None:

@@ -1,0 +1,1 @@
+"""Figures for other programs: Prometheus and probes over HTTP, curves for TensorBoard."""

@@ -1,0 +1,79 @@
+"""What an operator sees and does of a running node: figures, probes."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from nodes import Node, Swarm, sums, wait_until, write_prompts
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """An organizer and two volunteers that trade."""
+    folder = tmp_path_factory.mktemp("swarm")
+    with Swarm(folder) as swarm:
+        prompts = write_prompts(folder / "prompts.jsonl", sums(range(1, 9), range(1, 9)))
+        swarm.seed(prompts, "--set", "metrics.enabled=true", "--set", "metrics.port=0")
+        for name in ("ada", "bob"):
+            swarm.join(
+                name,
+                metrics__enabled="true",
+                metrics__port="0",
+                metrics__tensorboard="true",
+                ftis__filter="none",
+            )
+        wait_until(
+            lambda: all(
+                node.step > 3 and node.status()["exchange"]["groups_accepted"] > 3
+                for node in swarm.nodes[1:]
+            ),
+            "both train and trade",
+            swarm.nodes,
+        )
+        yield swarm
+
+
+@pytest.fixture
+def ada(swarm: Swarm) -> Node:
+    return swarm.nodes[1]
+
+
+def page(node: Node, path: str) -> tuple[int, str]:
+    port = node.status()["node"]["metrics_port"]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def metric(text: str, name: str) -> float:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
+
+
+def test_metrics_and_probes_of_a_volunteer(ada: Node) -> None:
+    before = ada.step
+    status, text = page(ada, "/metrics")
+    assert status == 200
+    assert before <= metric(text, "swarm_steps_total") <= ada.step
+    assert metric(text, "swarm_groups_accepted_total") > 0
+    assert ada.peer_id not in text
+    assert page(ada, "/livez") == (200, "ok\n")
+    status, text = page(ada, "/readyz")
+    assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+
+
+def test_metrics_of_an_organizer(swarm: Swarm) -> None:
+    _, text = page(swarm.nodes[0], "/metrics")
+    assert metric(text, "swarm_connections") >= 2
+    assert "swarm_steps_total" not in text
+    assert page(swarm.nodes[0], "/readyz")[0] == 200
+
+
+def test_curves_are_written_beside_the_metrics(ada: Node) -> None:
+    (events,) = ada.run_dir.tensorboard_dir.iterdir()
+    assert "tfevents" in events.name
