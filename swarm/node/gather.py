@@ -140,9 +140,16 @@ class Gatherer:
             wanted: list[tuple[GroupRef, float]] = []
             lacking = self._pool.lacks(publisher, self._live_peers())
             while queue and len(wanted) < min(lacking, MAX_BLOBS_PER_REQUEST):
-                _, (ref, announced_s) = queue.popitem(last=True)
-                if now - announced_s <= max_age_s and self._pool.wants(ref, publisher) is None:
+                digest, (ref, announced_s) = queue.popitem(last=True)
+                if now - announced_s > max_age_s:
+                    queue.clear()  # the rest is older
+                    break
+                verdict = self._pool.wants(ref, publisher)
+                if verdict is None:
                     wanted.append((ref, announced_s))
+                elif verdict is Reason.NO_ROOM:
+                    queue[digest] = (ref, announced_s)
+                    break
             if not queue:
                 del self._queues[publisher]
             else:

@@ -16,6 +16,7 @@ from swarm.paths import DataDir
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Prompt
 from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
@@ -136,3 +137,54 @@ async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) 
         assert item.group.claimed_rewards.tolist() == np.float32(claims[item.group.epoch]).tolist()
         assert item.rewards.tolist() == OWN_REWARDS
     assert (gatherer.counts.accepted, gatherer.counts.rejected) == (3, 0)
+
+
+async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) -> None:
+    async with WorkerPool(1, 60.0) as workers:
+        node = volunteer(tmp_path, charter(), workers)
+        ref, blob = signed_group(node, 7, OWN_REWARDS)
+        group = node._verify(blob, ref, MALLORY.peer_id)
+        pool = Pool(batch_groups=1)
+        for number in (1, 2):  # two others fill it
+            other = Identity(bytes([number]) * 32).peer_id
+            waiting = PooledGroup(
+                hash=bytes([number]) * 32,
+                publisher=other,
+                own=False,
+                group=group,
+                rewards=np.array(OWN_REWARDS, np.float32),
+                prompt_token_ids=node.prompts.token_ids(0),
+                arrived_s=float(number),
+            )
+            assert pool.add(waiting)
+        asked = []
+
+        async def fetch_blobs(peer: str, wanted: list[tuple[bytes, int]]) -> list[bytes]:
+            asked.extend(wanted)
+            return [blob]
+
+        exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
+        gatherer = Gatherer(
+            exchange,
+            pool,
+            node.peers,
+            streams=1,
+            live_peers=lambda: 4,
+            check=node._check,
+            verify=node._verify,
+            score=node.score,
+            prompt_ids=node.prompts.token_ids,
+            keep=node.store.put,
+        )
+        gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+        running = asyncio.create_task(gatherer.run(lambda: 600.0))
+        await asyncio.sleep(0.05)
+        assert not asked
+        assert pool.compose(4) is not None
+        gatherer.wake()
+        async with asyncio.timeout(60.0):
+            while MALLORY.peer_id not in {item.publisher for item in pool.pooled()}:
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
