@@ -2,14 +2,10 @@
 
 Owns: their fields and bounds, their one canonical byte form, the rule by which two members that
 know different amendments come to agree. Does not know: how these bytes travel, what the prompts
-say, what time it is.
-
-JSON here is canonical: keys sorted, no blanks, UTF-8 without escapes that JSON does not force.
-A decoder encodes what it read again and refuses bytes that differ, so one meaning has one hash.
+say, what time it is. JSON here is canonical (`swarm.protocol.canonical`).
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,19 +13,22 @@ from typing import Annotated, Literal, Self, TypeVar
 
 import base58
 import msgpack
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
 from swarm.errors import IdentityError, RemoteProtocolError, UsageError
+from swarm.protocol.canonical import (
+    CanonicalModel,
+    HexHash,
+    PeerId,
+    SafeInt,
+    Text,
+    UnixTime,
+    decode,
+    encode,
+)
 from swarm.protocol.identity import Identity, public_key_of, verify_signature
 from swarm.protocol.reasons import Reason
+from swarm.protocol.roster import BanChange, RosterChange, after
 
 # Room for the longest texts and parameters, each character written with six bytes ("\u0001").
 MAX_MANIFEST_BYTES = 512 * 1024
@@ -37,7 +36,6 @@ MAX_AMENDMENT_BYTES = 4096
 # Each costs a signature check (0.2 ms) when a charter is read.
 MAX_AMENDMENTS = 1024
 MAX_CHARTER_BYTES = MAX_MANIFEST_BYTES + MAX_AMENDMENTS * (MAX_AMENDMENT_BYTES + 3) + 16
-MAX_TEXT_CHARS = 16_384
 # Of all prompt sets together. A prompt id is a u32; an epoch's order takes 16 bytes a prompt.
 MAX_PROMPTS = 2**24
 MAX_INVITE_CHARS = 8192
@@ -56,37 +54,7 @@ _NAME_PATTERN = r"[A-Za-z0-9 ._-]{1,64}"
 _ADDRESS_PATTERN = r"/[!-~]+"
 
 
-def _encodable(text: str) -> str:
-    text.encode("utf-8")  # UnicodeEncodeError, a ValueError, on a lone surrogate
-    return text
-
-
-def _peer_id(text: str) -> str:
-    try:
-        public_key_of(text)
-    except RemoteProtocolError as error:
-        raise ValueError(error.detail) from None
-    return text
-
-
-Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS), AfterValidator(_encodable)]
-HexHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-PeerId = Annotated[str, AfterValidator(_peer_id)]
-# A whole number that every JSON reader holds exactly.
-SafeInt = Annotated[int, Field(ge=-(2**53 - 1), le=2**53 - 1)]
-UnixTime = Annotated[float, Field(ge=0.0, le=2.0**40)]
-
-
-class _Model(BaseModel):
-    """Immutable; unknown fields, conversions between types, NaN and infinity are refused."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-_ModelT = TypeVar("_ModelT", bound=_Model)
-
-
-class PromptSetRef(_Model):
+class PromptSetRef(CanonicalModel):
     """A prompt set by content: what `swarm.protocol.prompts.encode_prompt_set` made.
 
     Attributes:
@@ -103,7 +71,7 @@ class PromptSetRef(_Model):
     tokens_sha256: HexHash
 
 
-class TokenizerSpec(_Model):
+class TokenizerSpec(CanonicalModel):
     """The one tokenizer of the swarm.
 
     Attributes:
@@ -117,7 +85,7 @@ class TokenizerSpec(_Model):
     name: Annotated[Text, Field(max_length=256)]
 
 
-class TemplateSpec(_Model):
+class TemplateSpec(CanonicalModel):
     """How a prompt becomes text.
 
     Attributes:
@@ -129,7 +97,7 @@ class TemplateSpec(_Model):
     system: Text = ""
 
 
-class SamplingSpec(_Model):
+class SamplingSpec(CanonicalModel):
     """How every member samples: members compare only what was drawn alike.
 
     Attributes:
@@ -167,18 +135,18 @@ RewardParam = (
 )
 
 
-class RewardSpec(_Model):
+class RewardSpec(CanonicalModel):
     """The reward that every member computes for itself, by name and version."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
     version: Annotated[int, Field(ge=1, le=65_535)] = 1
     params: Annotated[
         dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], RewardParam],
-        Field(max_length=32),
-    ] = {}
+        Field(default_factory=dict, max_length=32),
+    ]
 
 
-class Manifest(_Model):
+class Manifest(CanonicalModel):
     """What a swarm trains on, fixed for its whole life; the hash of its bytes is the swarm's id.
 
     Attributes:
@@ -220,7 +188,7 @@ class Manifest(_Model):
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
-        return _canonical(self)
+        return encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -229,35 +197,35 @@ class Manifest(_Model):
         Raises:
             RemoteProtocolError: reason "manifest"; "incompatible" for another schema version.
         """
-        return _decode(cls, data, Reason.MANIFEST, MAX_MANIFEST_BYTES)
+        return decode(cls, data, Reason.MANIFEST, MAX_MANIFEST_BYTES)
 
 
-class AppendPrompts(_Model):
+class AppendPrompts(CanonicalModel):
     """More prompts; their ids follow those of all earlier sets."""
 
     kind: Literal["append_prompts"] = "append_prompts"
     prompts: PromptSetRef
 
 
-class CloseSwarm(_Model):
+class CloseSwarm(CanonicalModel):
     """Training ends at `at_s` (Unix time); of several such amendments the last one holds."""
 
     kind: Literal["close"] = "close"
     at_s: UnixTime
 
 
-class MinimumVersion(_Model):
+class MinimumVersion(CanonicalModel):
     """Members with older software stop training; of several the last one holds."""
 
     kind: Literal["minimum_version"] = "minimum_version"
     version: Annotated[str, Field(pattern=r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$")]
 
 
-Action = AppendPrompts | CloseSwarm | MinimumVersion
-_ActionT = TypeVar("_ActionT", AppendPrompts, CloseSwarm, MinimumVersion)
+Action = AppendPrompts | CloseSwarm | MinimumVersion | RosterChange | BanChange
+_ActionT = TypeVar("_ActionT", AppendPrompts, CloseSwarm, MinimumVersion, RosterChange, BanChange)
 
 
-class Amendment(_Model):
+class Amendment(CanonicalModel):
     """A change of a swarm's terms that keeps its id, signed by one of its organizers.
 
     Attributes:
@@ -306,7 +274,7 @@ class Amendment(_Model):
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
-        return _canonical(self)
+        return encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -316,10 +284,10 @@ class Amendment(_Model):
             RemoteProtocolError: reason "amendment"; "incompatible" for another schema version or
                 an action that this version does not know.
         """
-        return _decode(cls, data, Reason.AMENDMENT, MAX_AMENDMENT_BYTES)
+        return decode(cls, data, Reason.AMENDMENT, MAX_AMENDMENT_BYTES)
 
     def _signed_bytes(self) -> bytes:
-        return _SIGNATURE_DOMAIN + _canonical(self, exclude={"signature"})
+        return _SIGNATURE_DOMAIN + encode(self, exclude={"signature"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +301,8 @@ class Charter:
         amendments: from number 1 on.
         swarm_id: 32 bytes.
         prompt_sets: the genesis set and the appended ones; prompt ids count through them in turn.
+        members: who may take part, the organizers included; None: everybody.
+        banned: whom the organizers advise against, never one of them.
 
     Raises:
         RemoteProtocolError: reason "amendment": the chain does not hold.
@@ -342,6 +312,8 @@ class Charter:
     amendments: tuple[Amendment, ...] = ()
     swarm_id: bytes = field(init=False, repr=False, compare=False)
     prompt_sets: tuple[PromptSetRef, ...] = field(init=False, repr=False, compare=False)
+    members: frozenset[str] | None = field(init=False, repr=False, compare=False)
+    banned: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "swarm_id", self.manifest.swarm_id)
@@ -355,6 +327,10 @@ class Charter:
         if sum(ref.count for ref in sets) > MAX_PROMPTS:
             raise RemoteProtocolError(Reason.AMENDMENT, f"more than {MAX_PROMPTS} prompts together")
         object.__setattr__(self, "prompt_sets", sets)
+        organizers = frozenset(self.manifest.organizers)
+        rosters, bans = self._actions(RosterChange), self._actions(BanChange)
+        object.__setattr__(self, "members", after(rosters) | organizers if rosters else None)
+        object.__setattr__(self, "banned", after(bans) - organizers)
 
     @classmethod
     def from_genesis(cls, manifest: Manifest) -> Self:
@@ -365,6 +341,10 @@ class Charter:
     def prompt_count(self) -> int:
         """Prompts in all sets; prompt ids are below it."""
         return sum(ref.count for ref in self.prompt_sets)
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether the swarm is open, or the peer on its roster."""
+        return self.members is None or peer_id in self.members
 
     @property
     def closes_at_s(self) -> float | None:
@@ -561,36 +541,6 @@ class Invite:
             raise UsageError(
                 f"invite: its checksum is right but not its contents: {error}"
             ) from None
-
-
-# Where and how pydantic finds a schema version or an action that this version does not know.
-_NEWER = {("schema", "literal_error"), ("action", "union_tag_invalid")}
-_DETAIL_CHARS = 200
-
-
-def _canonical(model: _Model, exclude: set[str] | None = None) -> bytes:
-    value = model.model_dump(mode="json", by_alias=True, exclude=exclude)
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-    return text.encode("utf-8")
-
-
-def _decode(kind: type[_ModelT], data: bytes, reason: Reason, max_bytes: int) -> _ModelT:
-    if len(data) > max_bytes:
-        raise RemoteProtocolError(reason, f"{len(data)} bytes, above {max_bytes}")
-    try:
-        model = kind.model_validate_json(data)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "JSON"
-        raise RemoteProtocolError(
-            Reason.INCOMPATIBLE if (where, problem["type"]) in _NEWER else reason,
-            f"{where}: {problem['msg']}"[:_DETAIL_CHARS],
-        ) from None
-    if _canonical(model) != data:
-        raise RemoteProtocolError(reason, "not canonical JSON")
-    return model
 
 
 def _unpack_charter(data: bytes) -> tuple[bytes, list[bytes]]:

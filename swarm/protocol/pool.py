@@ -8,27 +8,33 @@ A batch of B groups, with n live members, this one included, and a share of s = 
 at least s own groups where there are so many, at most s of any other publisher, in turn, each
 one's newest first; own groups, oldest first, fill the rest. Where that does not make B groups there
 is no batch yet and the node samples: so no peer gets more than its share of a batch by sampling
-faster than others or by flooding, and nobody trains on others' work alone.
+faster than others or by flooding, and nobody trains on others' work alone. Where the node's owner
+caps a peer's part of a batch lower than s, its own groups fill what that leaves.
 """
 
 import hashlib
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import ceil
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import DataError
+from swarm.protocol.copies import SeenCompletions
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import RolloutGroup
 
-# Groups remembered as used or turned down; an entry has 32 bytes in a checkpoint and some 250 in
+# Groups remembered as used; an entry has 32 bytes in a checkpoint and some 250 in
 # memory. Announcements live for minutes, so only a publisher that repeats itself days later gets
 # past it.
 MAX_SEEN_GROUPS = 16_384
+# Groups that were turned down; a memory of its own, so that nobody who announces much that is wrong
+# makes this node forget what it has used.
+MAX_DISMISSED = 8192
 # Publishers whose turn is remembered.
 _MAX_TURNS = 1024
 _DIGEST_BYTES = 16
@@ -124,16 +130,21 @@ class Pool:
 
     Args:
         batch_groups: B, groups in a batch. Of others' groups two batches are kept.
+        max_peer_share: part of a batch, above 0 and up to 1, that one peer may have at most; it
+            may always have one group.
     """
 
-    def __init__(self, batch_groups: int) -> None:
+    def __init__(self, batch_groups: int, max_peer_share: float = 1.0) -> None:
         if batch_groups < 1:
             raise ValueError(f"batch_groups must be at least 1, not {batch_groups}")
+        self._most_of_a_peer = ceil(batch_groups * max_peer_share)
         self._batch_groups = batch_groups
         self._capacity = 2 * batch_groups
         self._own: dict[bytes, PooledGroup] = {}
         self._foreign: dict[str, dict[bytes, PooledGroup]] = {}
         self._seen = SeenGroups()
+        self._completions = SeenCompletions()
+        self._dismissed: OrderedDict[bytes, None] = OrderedDict()
         # Publisher -> number of the batch that last held a group of it; the longest ago is first.
         self._turns: OrderedDict[str, int] = OrderedDict()
         self._batches = 0
@@ -151,7 +162,7 @@ class Pool:
     def lacks(self, publisher: str, live_peers: int) -> int:
         """How many more groups of a publisher two batches could use: more would only grow old."""
         held = len(self._foreign.get(publisher, ()))
-        return max(0, 2 * self._share(live_peers) - held)
+        return max(0, 2 * self._cap(live_peers) - held)
 
     def wants(self, ref: GroupRef, publisher: str) -> Reason | None:
         """Why an announced group of another node is not worth fetching now; None: it is.
@@ -162,6 +173,8 @@ class Pool:
         """
         if self._seen.holds(ref.hash, _place(publisher, ref.epoch, ref.prompt_id)):
             return Reason.DUPLICATE
+        if ref.hash in self._dismissed:
+            return Reason.DUPLICATE
         if self.room() > 0:
             return None
         most = max(len(groups) for groups in self._foreign.values())
@@ -169,15 +182,18 @@ class Pool:
 
     def add(self, pooled: PooledGroup) -> bool:
         """Take a group in; False: this content, or this publisher's group for this epoch and
-        prompt, was taken before.
+        prompt, was taken before, or another one published its completions.
 
         When others' groups exceed two batches, the oldest group goes of the publisher that has
         most of them; `evicted` counts.
         """
         group = pooled.group
         place = _place(pooled.publisher, group.epoch, group.prompt_id)
+        if not pooled.own and self.is_copy(group):
+            return False
         if not self._seen.add(pooled.hash, place):
             return False
+        self._completions.add(group)
         if pooled.own:
             self._own[pooled.hash] = pooled
             return True
@@ -186,14 +202,35 @@ class Pool:
             self._evict()
         return True
 
-    def dismiss(self, group_hash: bytes) -> None:
-        """Never want a group that was fetched and turned down; its place stays free."""
-        self._seen.add(group_hash, _NO_PLACE)
+    def is_copy(self, group: RolloutGroup) -> bool:
+        """Whether another peer, or this node, published a completion of it before.
+
+        That is no proof against its publisher: who was first is this node's own view.
+        """
+        return self._completions.original(group) is not None
+
+    def dismiss(self, group_hash: bytes) -> bool:
+        """Do not want a group again that was turned down; its place stays free.
+
+        Returns:
+            False: it was turned down before.
+        """
+        if group_hash in self._dismissed:
+            return False
+        self._dismissed[group_hash] = None
+        if len(self._dismissed) > MAX_DISMISSED:
+            self._dismissed.popitem(last=False)
+        return True
+
+    def drop(self, publisher: str) -> int:
+        """Forget a peer's waiting groups, as when it is banned; returns how many."""
+        return len(self._foreign.pop(publisher, {}))
 
     def own_missing(self, live_peers: int) -> int:
         """How many more own groups make a batch with the full share of own ones possible now."""
         share = self._share(live_peers)
-        drawn = self._draw(self._batch_groups - share, share) if live_peers > 1 else []
+        places = self._batch_groups - share
+        drawn = self._draw(places, self._cap(live_peers)) if live_peers > 1 else []
         return max(0, self._batch_groups - len(drawn) - len(self._own))
 
     def compose(self, live_peers: int) -> list[PooledGroup] | None:
@@ -212,7 +249,7 @@ class Pool:
         share = self._share(live_peers)
         own = sorted(self._own.values(), key=_by_arrival)
         places = self._batch_groups - min(share, len(own))
-        foreign = self._draw(places, share) if live_peers > 1 else []
+        foreign = self._draw(places, self._cap(live_peers)) if live_peers > 1 else []
         rest = self._batch_groups - len(foreign)
         if len(own) < rest:
             return None
@@ -243,8 +280,8 @@ class Pool:
         return len(old)
 
     def export_seen(self) -> bytes:
-        """For the checkpoint: the groups used, expired, evicted or dismissed. Those that still wait
-        are not among them, so that they can be taken in again after a restart."""
+        """For the checkpoint: the groups used, expired or evicted. Those that still wait are not
+        among them, so that they can be taken in again after a restart."""
         return self._seen.to_bytes(leave_out={group.hash for group in self.pooled()})
 
     def import_seen(self, data: bytes) -> None:
@@ -259,6 +296,10 @@ class Pool:
         if live_peers < 1:
             raise ValueError(f"live_peers counts this node too and is at least 1: {live_peers}")
         return -(-self._batch_groups // live_peers)
+
+    def _cap(self, live_peers: int) -> int:
+        """How many groups of a batch one peer may have."""
+        return max(1, min(self._share(live_peers), self._most_of_a_peer))
 
     def _draw(self, places: int, share: int) -> list[PooledGroup]:
         """Up to `places` groups of others in rounds, in each round one of every publisher."""

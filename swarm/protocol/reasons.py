@@ -44,6 +44,8 @@ class Reason(StrEnum):
     CHARTER = "charter"
     CHARTER_BEHIND = "charter_behind"
     PROMPT_SET = "prompt_set"
+    NOT_MEMBER = "not_member"
+    BANNED = "banned"
 
     @property
     def provable(self) -> bool:

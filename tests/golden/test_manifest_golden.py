@@ -29,6 +29,7 @@ from swarm.protocol.prompts import (
     prompt_set_ref,
     prompt_tokens_sha256,
 )
+from swarm.protocol.roster import BanChange, RosterChange
 
 # The Ed25519 test vector of libp2p's peer id specification, and its peer id as other
 # implementations give it.
@@ -169,6 +170,33 @@ def test_amendment() -> None:
     assert Amendment.from_bytes(AMENDMENT_BYTES) == amendment
     assert charter.to_bytes() == CHARTER_BYTES
     assert Charter.from_bytes(CHARTER_BYTES, SWARM_ID) == charter
+
+
+ROSTER_AND_BAN = (
+    (
+        RosterChange(add=(PEER_ID,)),
+        b'{"action":{"add":["12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"],'
+        b'"kind":"roster","remove":[]},"created_s":1700000100.25,"number":1,',
+        "9b93509f69e31c7cf0c08c8f6fbe2d00c339bf5777e4c3b58e3864638d749642",
+    ),
+    (
+        BanChange(remove=(PEER_ID,)),
+        b'{"action":{"add":[],"kind":"ban_list",'
+        b'"remove":["12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"]},'
+        b'"created_s":1700000100.25,"number":2,',
+        "8032fb5613e9642b7d316d5287f53811bc194032942afd761478b1f448bc6f6b",
+    ),
+)
+
+
+def test_roster_and_bans() -> None:
+    charter = Charter.from_genesis(MANIFEST)
+    for action, head, digest in ROSTER_AND_BAN:
+        charter = charter.amended(action, 1_700_000_100.25, ORGANIZER)
+        amendment = charter.amendments[-1]
+        assert amendment.to_bytes().startswith(head)
+        assert amendment.hash.hex() == digest  # covers every byte, the signature too
+        assert Amendment.from_bytes(amendment.to_bytes()) == amendment
 
 
 def test_invite() -> None:

@@ -22,7 +22,9 @@ from swarm.protocol.manifest import (
     MinimumVersion,
     PromptSetRef,
 )
+from swarm.protocol.roster import MAX_PEERS_PER_AMENDMENT, BanChange, RosterChange, changes_to
 
+PEERS = tuple(sorted(Identity(n.to_bytes(32, "big")).peer_id for n in range(100)))
 ANNA = Identity(b"\x01" * 32)
 BERT = Identity(b"\x02" * 32)
 MALLORY = Identity(b"\x03" * 32)
@@ -243,7 +245,14 @@ def test_only_the_named_organizer_signs() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    [AppendPrompts(prompts=REF), CloseSwarm(at_s=2.0**40), MinimumVersion(version="1.22.333.4444")],
+    [
+        AppendPrompts(prompts=REF),
+        CloseSwarm(at_s=2.0**40),
+        MinimumVersion(version="1.22.333.4444"),
+        RosterChange(),
+        RosterChange(add=PEERS[:MAX_PEERS_PER_AMENDMENT]),
+        BanChange(add=PEERS[:1], remove=PEERS[1:MAX_PEERS_PER_AMENDMENT]),
+    ],
 )
 def test_an_amendment_survives_its_bytes(action: Action) -> None:
     amendment = chain(action).amendments[0]
@@ -260,7 +269,7 @@ def test_a_minimum_version_is_plain_numbers(version: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'"kind":"close"', b'"kind":"roster"', "incompatible"),
+        (b'"kind":"close"', b'"kind":"purge"', "incompatible"),
         (b"swarm-amendment/1", b"swarm-amendment/2", "incompatible"),
         (b'"number":1', b'"number":0', "amendment"),
         (b'"at_s":5.0', b'"at_s":5', "amendment"),
@@ -327,6 +336,63 @@ def test_amendments_change_the_terms_and_the_last_one_of_a_kind_holds() -> None:
 def test_versions_compare_by_number(version: str, minimum: str, admitted: bool) -> None:
     assert CHARTER.admits(version)
     assert chain(MinimumVersion(version=minimum)).admits(version) is admitted
+
+
+def test_a_swarm_is_open_until_its_first_roster() -> None:
+    assert CHARTER.members is None
+    assert CHARTER.is_member(MALLORY.peer_id)
+    closed = chain(RosterChange())
+    assert closed.members == {ANNA.peer_id, BERT.peer_id}  # the organizers, always
+    assert closed.is_member(BERT.peer_id)
+    assert not closed.is_member(MALLORY.peer_id)
+
+
+def test_a_roster_grows_and_shrinks_and_keeps_its_organizers() -> None:
+    one, two, three = PEERS[:3]
+    charter = chain(
+        RosterChange(add=(one, two)),
+        RosterChange(add=(three,), remove=(one,)),
+        RosterChange(remove=tuple(sorted((ANNA.peer_id, PEERS[9])))),
+    )
+    assert charter.members == {two, three, ANNA.peer_id, BERT.peer_id}
+    assert not charter.is_member(one)
+    assert chain(RosterChange(add=(one,)), base=charter).is_member(one)
+
+
+def test_bans_are_a_list_of_their_own_and_spare_organizers() -> None:
+    one, two = PEERS[:2]
+    charter = chain(
+        BanChange(add=tuple(sorted((one, two, ANNA.peer_id)))), BanChange(remove=(one,))
+    )
+    assert charter.banned == {two}
+    assert charter.members is None
+    assert CHARTER.banned == frozenset()
+
+
+def test_any_number_of_peers_is_split_into_amendments() -> None:
+    changes = changes_to(RosterChange, add=PEERS[:90], remove=PEERS[90:])
+    assert len(changes) == 2
+    assert chain(*changes).members == {*PEERS[:90], ANNA.peer_id, BERT.peer_id}
+    assert changes_to(RosterChange) == [RosterChange()]  # closes the swarm
+    with pytest.raises(ValueError, match="both"):
+        changes_to(BanChange, add=PEERS[:1], remove=PEERS[:1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"add": PEERS[1::-1]},
+        {"add": (PEERS[0], PEERS[0])},
+        {"add": PEERS[:1], "remove": PEERS[:1]},
+        {"add": PEERS[:31], "remove": PEERS[31:61]},
+        {"add": ("12D3KooW",)},
+        {"all": ()},
+    ],
+    ids=["falling", "twice", "on both", "too many", "no peer id", "unknown field"],
+)
+def test_a_list_of_peers_has_one_form(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RosterChange.model_validate(fields)
 
 
 def forged(charter: Charter, signer: Identity = ANNA, **change: Any) -> tuple[Amendment, ...]:

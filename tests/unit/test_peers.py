@@ -7,6 +7,7 @@ import pytest
 from swarm.protocol import peers as module
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.reasons import Reason
+from swarm.protocol.receipts import Receipt
 
 ANNA, BERT = "12D3KooWAnna", "12D3KooWBert"
 
@@ -119,7 +120,7 @@ def test_the_view_counts_everything_and_is_plain_data() -> None:
     table.fetched(ANNA, 100, 2.0)
     table.fetched(ANNA, 50, 3.0)
     table.accepted(ANNA, 3.0)
-    table.used(ANNA, 4.0)
+    table.trained(ANNA, kept=3, drifted=2, now_s=4.0)
     table.rejected(ANNA, Reason.TOKEN, 5.0)
     table.rejected(ANNA, "ownership", 5.0)
     table.rejected(ANNA, Reason.OWNERSHIP, 5.0)
@@ -132,7 +133,8 @@ def test_the_view_counts_everything_and_is_plain_data() -> None:
         "fetched": 2,
         "fetched_bytes": 150,
         "accepted": 1,
-        "used": 1,
+        "samples_trained": 3,
+        "samples_drifted": 2,
         "rejected": {"token": 1, "ownership": 2},
         "fetch_failures": 1,
         "retry_in_s": 0.0,
@@ -141,6 +143,76 @@ def test_the_view_counts_everything_and_is_plain_data() -> None:
         "quarantine_left_s": 0.0,
     }
     assert (second["peer_id"], second["seen_ago_s"]) == (BERT, 5.0)
+
+
+def outcomes(table: PeerTable, accepted: int, now_s: float = 0.0, **rejected: int) -> PeerTable:
+    for _ in range(accepted):
+        table.accepted(ANNA, now_s)
+    for reason, count in rejected.items():
+        for _ in range(count):
+            table.rejected(ANNA, Reason(reason), now_s)
+    return table
+
+
+def verdict(table: PeerTable, now_s: float = 0.0) -> str:
+    receipt = table.receipt(ANNA, now_s)
+    assert receipt is not None
+    return receipt.verdict
+
+
+def test_who_published_nothing_gets_no_receipt() -> None:
+    table = PeerTable()
+    assert table.receipt(ANNA, 0.0) is None
+    table.seen(ANNA, 0.0)
+    assert table.receipt(ANNA, 0.0) is None
+
+
+def test_a_receipt_names_the_reason_of_most_groups() -> None:
+    table = outcomes(PeerTable(), 3, ownership=2, age=1)
+    assert table.receipt(ANNA, 0.0) == Receipt("ok", judged=6, taken=3)
+    outcomes(table, 0, ownership=1)
+    assert table.receipt(ANNA, 0.0) == Receipt("ownership", judged=7, taken=3)
+
+
+def test_room_and_duplicates_say_nothing_about_a_publisher() -> None:
+    assert verdict(outcomes(PeerTable(), 1, no_room=50, duplicate=50)) == "ok"
+
+
+def test_a_receipt_says_how_long_a_quarantine_lasts_and_why() -> None:
+    table = outcomes(PeerTable(), 40, token=4, age=100)
+    receipt = table.receipt(ANNA, 0.0)
+    assert receipt is not None
+    assert (receipt.verdict, receipt.quarantine_s) == ("token", 1200)
+    late = table.receipt(ANNA, 1199.5)
+    assert late is not None
+    assert (late.verdict, late.quarantine_s) == ("token", 1)
+
+
+def test_drift_is_when_the_filter_drops_most_good_samples_for_divergence() -> None:
+    table = outcomes(PeerTable(), 3)
+    table.trained(ANNA, kept=0, drifted=3, now_s=0.0)
+    assert verdict(table) == "ok"  # too few to say
+    table.trained(ANNA, kept=3, drifted=1, now_s=0.0)
+    assert verdict(table) == "drift"
+    table.trained(ANNA, kept=1, drifted=0, now_s=0.0)
+    assert verdict(table) == "ok"
+
+
+def test_old_outcomes_no_longer_decide() -> None:
+    table = outcomes(PeerTable(), 0, age=8)
+    outcomes(table, 2, now_s=900.0)  # three half-lives later, eight count as one
+    assert verdict(table, 900.0) == "ok"
+    assert table.receipt(ANNA, 10_000.0) is None
+
+
+def test_a_pardon_frees_at_once() -> None:
+    table = struck(5)
+    table.fetch_failed(ANNA, 0.0)
+    table.pardon(ANNA)
+    table.pardon(BERT)
+    assert table.may_fetch(ANNA, 0.0)
+    assert table.strikes(ANNA, 0.0) == 0.0
+    assert len(table) == 1
 
 
 def test_the_least_recently_seen_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

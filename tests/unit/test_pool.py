@@ -1,13 +1,16 @@
 """The pool by hand-computed batches: shares, turns, room, each group once."""
 
 from collections import Counter
+from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
 
 from swarm.errors import DataError
+from swarm.protocol import copies
 from swarm.protocol import pool as module
+from swarm.protocol.copies import SeenCompletions
 from swarm.protocol.identity import Identity
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.reasons import Reason
@@ -204,6 +207,86 @@ def test_a_dismissed_group_is_not_wanted_again_but_its_place_is_free() -> None:
     assert pool.wants(ref(group(BERT, 3)), BERT) is Reason.DUPLICATE
     place = GroupRef(good.hash, 1, 0, 1, 1, 1)  # same epoch and prompt, other content
     assert pool.wants(place, ANNA) is None
+
+
+def test_what_was_turned_down_does_not_push_out_what_was_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_SEEN_GROUPS", 10)
+    monkeypatch.setattr(module, "MAX_DISMISSED", 10)
+    pool = filled(2, a=1)
+    for number in range(50):
+        assert pool.dismiss(bytes([number]) * 32)
+    assert not pool.add(group(ANNA, 1))
+    assert not pool.dismiss(bytes([49]) * 32)
+    assert pool.dismiss(bytes([0]) * 32)  # forgotten meanwhile
+
+
+def test_a_banned_publishers_groups_go_and_their_room_is_free() -> None:
+    pool = filled(2, a=3, b=1)
+    assert pool.drop(ANNA) == 3
+    assert pool.drop(CARL) == 0
+    assert [group.publisher for group in pool.pooled()] == [BERT]
+    assert not pool.add(group(ANNA, 1))  # its being used once still holds
+
+
+def with_completions(pooled: PooledGroup, *completions: list[int], surprise: float) -> PooledGroup:
+    """A group of prompt 1 with these token ids, each completion as surprising as that."""
+    rollouts = tuple(
+        Rollout(
+            np.array(ids, np.int32),
+            np.full(len(ids), -surprise / len(ids), np.float32),
+            Finish.STOP,
+        )
+        for ids in completions
+    )
+    claimed = np.zeros(len(rollouts), np.float32)
+    changed = replace(pooled.group, rollouts=rollouts, prompt_id=1, claimed_rewards=claimed)
+    return replace(pooled, group=changed)
+
+
+def test_completions_that_another_published_are_not_taken_again() -> None:
+    pool = Pool(8)
+    assert pool.add(with_completions(group(ANNA, 1), [5, 6, 7], [5, 6, 8], surprise=16.5))
+    copy = with_completions(group(BERT, 2), [1, 2, 3], [5, 6, 8], surprise=0.1)
+    assert pool.is_copy(copy.group)
+    assert not pool.add(copy)
+    again = with_completions(group(ANNA, 3), [5, 6, 7], [4, 4, 4], surprise=16.5)
+    assert not pool.is_copy(again.group)  # one's own words are no copy
+    other = replace(copy, group=replace(copy.group, prompt_id=2))
+    assert pool.add(other)  # nor are the same words about another prompt
+    assert pool.add(with_completions(group(ME, 9), [5, 6, 7], surprise=30.0))  # nor does it bind us
+
+
+def test_what_two_honest_nodes_both_say_is_no_copy() -> None:
+    pool = Pool(8)
+    assert pool.add(with_completions(group(ANNA, 1), [5, 6, 7], surprise=15.5))
+    assert pool.add(with_completions(group(BERT, 1), [5, 6, 7], surprise=15.5))
+
+
+def test_the_memory_of_completions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "MAX_SEEN_COMPLETIONS", 3)
+    seen = SeenCompletions()
+    for number in range(5):
+        seen.add(with_completions(group(ANNA, 1), [number], surprise=20.0).group)
+    assert len(seen) == 3
+    assert seen.original(with_completions(group(BERT, 1), [4], surprise=1.0).group) == ANNA
+    assert seen.original(with_completions(group(BERT, 1), [1], surprise=1.0).group) is None
+
+
+def test_the_owner_may_cap_a_peers_share() -> None:
+    pool = filled(8, me=8, a=8)
+    capped = Pool(8, max_peer_share=0.25)
+    for pooled in pool.pooled():
+        capped.add(pooled)
+    assert capped.lacks(BERT, live_peers=2) == 4
+    assert composed(pool, live_peers=2) == ["me1", "me2", "me3", "me4", "a8", "a7", "a6", "a5"]
+    assert composed(capped, live_peers=2) == [*(f"me{n}" for n in range(1, 7)), "a8", "a7"]
+    assert capped.own_missing(live_peers=2) == 4
+    tiny = Pool(2, max_peer_share=0.01)
+    tiny.add(group(ME, 1))
+    tiny.add(group(ANNA, 1))
+    assert composed(tiny, live_peers=2) == ["me1", "a1"]
 
 
 def test_age_is_counted_from_arrival_and_spares_own_groups() -> None:
