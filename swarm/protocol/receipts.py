@@ -49,10 +49,14 @@ class Receipt:
         if not isinstance(value, Mapping):
             return None
         verdict = value.get("w")
-        counts = [value.get(key) for key in ("n", "k", "q")]
         if not isinstance(verdict, str) or not _VERDICT.fullmatch(verdict):
             return None
-        if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
+        counts = [
+            count
+            for count in (value.get(key) for key in ("n", "k", "q"))
+            if type(count) is int and 0 <= count <= _MAX_COUNT
+        ]
+        if len(counts) != 3:
             return None
         return cls(verdict, *counts)
 
