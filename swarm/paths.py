@@ -11,6 +11,7 @@ Does not know: what the files hold.
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         peers.json                 addresses of members seen
         node.toml, invite          how it was joined
+        ledger.sqlite              what was given and got, by peer
         rollouts/                  blobs by content hash
         runs/<number>/             one run: run.json, steps.jsonl, metrics.jsonl, learner.log,
                                    checkpoints/, tensorboard/
@@ -197,6 +198,10 @@ class SwarmDir:
     @property
     def config_path(self) -> Path:
         return self.root / "node.json"
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.root / "ledger.sqlite"
 
     @property
     def rollouts_dir(self) -> Path:

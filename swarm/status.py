@@ -58,6 +58,27 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def gave_line(ledger: Mapping[str, Any]) -> str:
+    """What a node gave to its peers, in words."""
+    gave = ledger["gave"]
+    return (
+        f"{number(gave['groups_made'])} groups, {number(gave['tokens_made'])} tokens sampled; "
+        f"{size(gave['bytes_sent'])} sent; {number(gave['groups_accepted_by_peers'])} groups "
+        f"accepted by {gave['peers_that_accepted']} peers as they say"
+    )
+
+
+def got_line(ledger: Mapping[str, Any]) -> str:
+    """What a node got from its peers, in words."""
+    got = ledger["got"]
+    updates = got["update_share"]
+    return (
+        f"{number(got['groups_accepted'])} groups accepted, {number(got['groups_rejected'])} "
+        f"rejected, {number(got['tokens'])} tokens, {size(got['bytes'])}"
+        + (f"; {updates:.0%} of the samples trained on" if updates is not None else "")
+    )
+
+
 def node_view(status: Mapping[str, Any], now_s: float | None = None) -> RenderableType:
     """The screen for one node."""
     now = time.time() if now_s is None else now_s

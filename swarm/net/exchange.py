@@ -125,6 +125,7 @@ class Exchange:
         charter: what is served as charter; None while there is none.
         blob: bytes or file of a content hash, or None.
         on_notice: called with the sender's peer id and the notice's body.
+        on_sent: called with a peer and the size of a blob that was sent to it whole.
         max_streams: payloads sent at once; more are answered "busy".
         upload_bytes_per_s: of all streams together; None: no limit.
     """
@@ -139,6 +140,7 @@ class Exchange:
         on_notice: Callable[[str, bytes], None],
         max_streams: int = 16,
         upload_bytes_per_s: float | None = None,
+        on_sent: Callable[[str, int], None] = lambda _peer, _size: None,
     ) -> None:
         self.served: Counter[str] = Counter()
         """Requests answered, by "<operation> <status>"."""
@@ -149,6 +151,7 @@ class Exchange:
         self._charter = charter
         self._blob = blob
         self._on_notice = on_notice
+        self._on_sent = on_sent
         self._limit = UploadLimit(upload_bytes_per_s)
         self._max_sending = self._limit.streams(max_streams)
         self._max_streams = max_streams + _EXTRA_STREAMS
@@ -317,11 +320,13 @@ class Exchange:
                     await self._reply(writer, operation, Status.OK)
                 case "charter":
                     operation = "charter"
-                    await self._send(writer, operation, [self._charter()])
+                    await self._send(writer, peer, operation, [self._charter()])
                 case "blobs":
                     operation = "blobs"
                     hashes = _hashes(request)
-                    await self._send(writer, operation, [self._blob(digest) for digest in hashes])
+                    await self._send(
+                        writer, peer, operation, [self._blob(digest) for digest in hashes]
+                    )
                 case other:
                     detail = f"no operation {str(other)[:40]!r}"
                     await self._reply(writer, operation, Status.REFUSED, detail=detail)
@@ -330,7 +335,7 @@ class Exchange:
             await self._reply(writer, operation, Status.REFUSED, detail=str(error))
 
     async def _send(
-        self, writer: asyncio.StreamWriter, operation: str, blobs: Sequence[Blob]
+        self, writer: asyncio.StreamWriter, peer: str, operation: str, blobs: Sequence[Blob]
     ) -> None:
         """Reply with the sizes, then send what is there."""
         if self._sending >= self._max_sending:
@@ -348,6 +353,8 @@ class Exchange:
                 for source in sources:
                     if source is not None:
                         await self._send_payload(writer, *source)
+                        if operation == "blobs":
+                            self._on_sent(peer, source[1])
         finally:
             self._sending -= 1
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swarm.errors import RemoteProtocolError
+from swarm.ledger import Ledger
 from swarm.net.exchange import MAX_BLOBS_PER_REQUEST, Exchange, ExchangeError
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool, PooledGroup
@@ -55,6 +56,7 @@ class Gatherer:
         score: this node's own rewards for verified groups.
         prompt_ids: token ids of a prompt as this node renders it.
         keep: called with each accepted blob, to store it.
+        ledger: is told what came.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Gatherer:
         score: Score,
         prompt_ids: Callable[[int], np.ndarray],
         keep: Callable[[bytes, bytes], bool],
+        ledger: Ledger,
     ) -> None:
         self._exchange = exchange
         self._pool = pool
@@ -81,6 +84,7 @@ class Gatherer:
         self._score = score
         self._prompt_ids = prompt_ids
         self._keep = keep
+        self._ledger = ledger
         self._queues: OrderedDict[str, OrderedDict[bytes, tuple[GroupRef, float]]] = OrderedDict()
         self._busy: set[str] = set()
         self._wake = asyncio.Event()
@@ -180,6 +184,7 @@ class Gatherer:
             self.counts.fetched += 1
             self.counts.bytes += len(blob)
             self._peers.fetched(publisher, len(blob), time.monotonic())
+            self._ledger.fetched(publisher, len(blob))
             try:
                 group = self._verify(blob, ref, publisher)
             except RemoteProtocolError as error:
@@ -207,6 +212,7 @@ class Gatherer:
             if self._pool.add(pooled):
                 self.counts.accepted += 1
                 self._peers.accepted(publisher, time.monotonic())
+                self._ledger.accepted(publisher, group.n_tokens)
                 self._keep(digest, blob)
 
     def _reject(self, publisher: str, error: RemoteProtocolError) -> None:
@@ -214,4 +220,5 @@ class Gatherer:
         by_reason = self.counts.rejected_by_reason
         by_reason[error.reason] = by_reason.get(error.reason, 0) + 1
         self._peers.rejected(publisher, error.reason, time.monotonic())
+        self._ledger.rejected(publisher, error.reason)
         log.info("rejected a group of %s: %.300r", publisher, str(error))

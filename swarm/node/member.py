@@ -22,6 +22,7 @@ from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.control import ControlServer, Handler
 from swarm.errors import TryAgainError
+from swarm.ledger import Ledger
 from swarm.metrics.http import Answer, MetricsServer
 from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
@@ -41,6 +42,9 @@ STOP_TIMEOUT_S = 60.0
 MAX_INVITE_ADDRESSES = 6
 
 RESOURCES_PERIOD_S = 5.0
+
+LEDGER_PEERS = 50
+"""Rows in the status; `swarm-node ledger` has all."""
 
 T = TypeVar("T")
 
@@ -92,6 +96,7 @@ class Node:
             quota_bytes=config.limits.blob_store_mb * 1_000_000,
             min_free_bytes=256 << 20,
         )
+        self.ledger = Ledger(self.swarm_dir.ledger_path)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -122,6 +127,7 @@ class Node:
                 charter=self._charter_bytes,
                 blob=self._find_blob,
                 on_notice=self.on_notice,
+                on_sent=self.ledger.given,
                 max_streams=self.config.network.serve_streams,
                 upload_bytes_per_s=limit * 1e6 or None,
             )
@@ -131,6 +137,7 @@ class Node:
                 self.swarm_dir,
                 heartbeat_s=self.config.network.heartbeat_s,
                 describe=self._heartbeat,
+                ledger=self.ledger,
                 on_charter=self.on_charter,
             )
             control = ControlServer(self.data_dir.control_socket, self.handlers())
@@ -150,6 +157,7 @@ class Node:
                 await control.stop()
                 await self.overlay.stop()
         finally:
+            self.ledger.close()
             self.data_dir.unlock()
 
     async def _start_metrics(self) -> None:
@@ -369,6 +377,8 @@ class Node:
             problems.append(f"this machine's clock is {-skew:+.1f} s off its peers': set it by NTP")
         if self.store.trouble:
             problems.append(f"rollouts are not stored: {self.store.trouble}")
+        if self.ledger.trouble:
+            problems.append(f"the ledger is not written: {self.ledger.trouble}")
         status: dict[str, Any] = {
             "schema": "swarm-node/status/1",
             "node": {
@@ -401,6 +411,7 @@ class Node:
             "members": [
                 member_row(m.peer_id, m.heartbeat, m.changed_s) for m in membership.members.values()
             ],
+            "ledger": self.ledger.view(self.overlay.peer_id, LEDGER_PEERS),
             "resources": self._resources(),
         }
         if known:

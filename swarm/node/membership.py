@@ -9,9 +9,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError, SwarmError, UnreachableError
+from swarm.ledger import Ledger
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.paths import SwarmDir, write_atomic
@@ -23,11 +24,22 @@ from swarm.protocol.records import (
     heartbeat_key,
     shard_of,
 )
+from swarm.protocol.tallies import (
+    MAX_TALLIES,
+    TALLIES_SUFFIX,
+    Tally,
+    pack_tallies,
+    tag_of,
+    unpack_tallies,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_CHARTER_BYTES = 1 << 20
 """A manifest of a few KB and thousands of amendments."""
+
+TALLIES_PERIOD_S = 15.0
+"""Between two records of tallies; they live as long as a heartbeat."""
 
 FIRST_SECONDS = 20.0
 """For so long after the start heartbeats go out and are read once a second."""
@@ -47,6 +59,7 @@ class Membership:
 
     Args:
         describe: makes this node's heartbeat.
+        ledger: says what this node took of others, and is told what they took of it.
         on_charter: called after the charter was extended and stored.
     """
 
@@ -58,6 +71,7 @@ class Membership:
         *,
         heartbeat_s: float,
         describe: Callable[[], Awaitable[Heartbeat]],
+        ledger: Ledger,
         on_charter: Callable[[], Awaitable[None]],
     ) -> None:
         self._overlay = overlay
@@ -65,6 +79,8 @@ class Membership:
         self._dir = swarm_dir
         self._heartbeat_s = heartbeat_s
         self._describe = describe
+        self._ledger = ledger
+        self._tallies_sent_s = float("-inf")
         self._on_charter = on_charter
         self._charter: Charter | None = None
         self._beat_now = asyncio.Event()
@@ -202,14 +218,37 @@ class Membership:
             self.charter.manifest.swarm_id, shard_of(self._overlay.peer_id, self._shards)
         )
         await self._overlay.put(key, heartbeat.pack(), ttl_s=HEARTBEAT_TTL_S)
+        await self._send_tallies(key)
+
+    async def _send_tallies(self, key: str) -> None:
+        """Tell the publishers of groups what became of them, now and then."""
+
+        now = time.monotonic()
+        if now - self._tallies_sent_s < TALLIES_PERIOD_S:
+            return
+        tallies = tuple(
+            Tally(tag_of(peer_id), accepted, trained)
+            for peer_id, accepted, trained in self._ledger.trades(MAX_TALLIES)
+        )
+        if tallies:
+            self._tallies_sent_s = now
+            await self._overlay.put(
+                key, pack_tallies(tallies), ttl_s=HEARTBEAT_TTL_S, suffix=TALLIES_SUFFIX
+            )
 
     async def read_heartbeats(self) -> None:
         """Read all members' heartbeats; forget those that expired; follow newer amendments."""
         now = time.time()
         found: dict[str, Member] = {}
         ahead: str | None = None
-        heartbeats, self.incompatible = await read_swarm(self._overlay, self.charter)
-        for peer_id, heartbeat in heartbeats.items():
+        records = await read_swarm(self._overlay, self.charter)
+        self.incompatible = records.incompatible
+        mine = tag_of(self._overlay.peer_id)
+        for peer_id, tallies in records.tallies.items():
+            for tally in tallies:
+                if tally.tag == mine and peer_id != self._overlay.peer_id:
+                    self._ledger.reported(peer_id, tally.accepted, tally.trained)
+        for peer_id, heartbeat in records.heartbeats.items():
             if peer_id == self._overlay.peer_id or heartbeat.state == "left":
                 continue
             known = self.members.get(peer_id)
@@ -230,25 +269,31 @@ class Membership:
             await self.update_charter(ahead)
 
 
-async def read_swarm(overlay: Overlay, charter: Charter) -> tuple[dict[str, Heartbeat], set[str]]:
-    """All heartbeats of a swarm now in the DHT.
+@dataclass(slots=True)
+class SwarmRecords:
+    """What members say of themselves and of each other's groups, by peer id."""
 
-    Returns:
-        Heartbeats by peer id, malformed ones left out; and the peers that speak no version of the
-        protocol that this node does.
-    """
+    heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
+    """Malformed ones are left out."""
+    tallies: dict[str, tuple[Tally, ...]] = field(default_factory=dict)
+    incompatible: set[str] = field(default_factory=set)
+    """Peers that speak no version of the protocol that this node does."""
+
+
+async def read_swarm(overlay: Overlay, charter: Charter) -> SwarmRecords:
+    """All heartbeats and tallies of a swarm now in the DHT."""
     manifest = charter.manifest
-    records: dict[str, Heartbeat] = {}
-    incompatible: set[str] = set()
+    found = SwarmRecords()
     keys = [heartbeat_key(manifest.swarm_id, shard) for shard in range(manifest.record_shards)]
     for shard in await asyncio.gather(*(overlay.get(key) for key in keys)):
         for (peer_id, suffix), body in shard.items():
-            if suffix:
-                continue
             try:
-                records[peer_id] = Heartbeat.unpack(body)
+                if not suffix:
+                    found.heartbeats[peer_id] = Heartbeat.unpack(body)
+                elif suffix == TALLIES_SUFFIX:
+                    found.tallies[peer_id] = unpack_tallies(body)
             except RemoteProtocolError as error:
                 if error.reason == Reason.INCOMPATIBLE:
-                    incompatible.add(peer_id)
-                log.debug("heartbeat of %s: %.200r", peer_id, str(error))
-    return records, incompatible
+                    found.incompatible.add(peer_id)
+                log.debug("record of %s: %.200r", peer_id, str(error))
+    return found

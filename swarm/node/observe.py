@@ -6,6 +6,7 @@ Owns: a short-lived client of the DHT that reads manifest and heartbeats.
 import asyncio
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from swarm.node.member import member_row
 from swarm.node.membership import read_swarm
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.tallies import tag_of
 
 
 async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
@@ -46,13 +48,19 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
         try:
             await overlay.start()
             charter = await _fetch_charter(overlay, exchange, invite, timeout_s)
-            heartbeats, _ = await read_swarm(overlay, charter)
+            records = await read_swarm(overlay, charter)
         finally:
             await overlay.stop()
     now = time.time()
+    useful: Counter[bytes] = Counter()
+    for tallies in records.tallies.values():
+        useful.update({tally.tag: tally.accepted for tally in tallies})
     members = [
-        member_row(peer_id, heartbeat, now)
-        for peer_id, heartbeat in heartbeats.items()
+        {
+            **member_row(peer_id, heartbeat, now),
+            "groups_accepted_by_others": useful[tag_of(peer_id)],
+        }
+        for peer_id, heartbeat in records.heartbeats.items()
         if heartbeat.state != "left"
     ]
     manifest = charter.manifest
@@ -72,6 +80,7 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
             "sampling": sum(m["sampling"] for m in members),
             "tokens_per_s": round(sum(m["tokens_per_s"] for m in members), 1),
             "groups_made": sum(m["groups_made"] for m in members),
+            "groups_accepted_by_others": sum(m["groups_accepted_by_others"] for m in members),
         },
         "members": members,
     }

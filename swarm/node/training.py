@@ -32,6 +32,7 @@ from swarm.learner.calls import (
     train_arguments,
 )
 from swarm.learner.process import LearnerProcess
+from swarm.ledger import Ledger
 from swarm.metrics.curves import TensorBoardCurves
 from swarm.paths import RunDir, append_json
 from swarm.protocol.codec import blob_hash, encode_group
@@ -100,6 +101,7 @@ class TrainingLoop:
         score: rewards of groups, computed here.
         grade: accuracy of greedy completions of an evaluation set: (its name, completions).
         on_progress: called after each step and evaluation.
+        ledger: is told what was made and trained on.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class TrainingLoop:
         score: Callable[[Sequence[RolloutGroup]], Awaitable[list[np.ndarray | None]]],
         grade: Callable[[str, Sequence[Completion]], Awaitable[float]],
         on_progress: Callable[[], None],
+        ledger: Ledger,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -132,6 +135,7 @@ class TrainingLoop:
         self._score = score
         self._grade = grade
         self._on_progress = on_progress
+        self._ledger = ledger
         self._config_digest = config.digest()
         self._curves: TensorBoardCurves | None = None
         self._cursor = Cursor()
@@ -375,6 +379,11 @@ class TrainingLoop:
             self.counts.tokens_sampled += group.n_tokens
             self.counts.bytes_published += len(blob)
             self.counts.truncated += sum(r.finish is Finish.LENGTH for r in group.rollouts)
+        self._ledger.made(
+            len(published),
+            sum(group.n_tokens for _, _, group in published),
+            sum(len(blob) for _, blob, _ in published),
+        )
         self._publish(published)
         self.rewards.append(float(np.mean([reward.mean() for _, reward in scored])))
         rate = answer["tokens"] / max(answer["seconds"], 1e-6)
@@ -390,6 +399,7 @@ class TrainingLoop:
         started = time.monotonic()
         answer = await self._call("training", "train", **train_arguments(batch))
         report = step_report(answer)
+        self._note_in_ledger(answer, batch)
         self.step = report["step"]
         self.last_report = report
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
@@ -422,6 +432,32 @@ class TrainingLoop:
             self.rewards[-1] if self.rewards else 0.0,
         )
         self._on_progress()
+
+    def _note_in_ledger(self, answer: Mapping[str, Any], batch: Sequence[PooledGroup]) -> None:
+        estimator = self._config.ftis.kl_estimator
+        rewards: dict[str, list[float]] = {}
+        divergences: dict[str, list[float]] = {}
+        start = 0
+        for item in batch:
+            end = start + len(item.rewards)
+            rewards.setdefault(item.publisher, []).extend(item.rewards.tolist())
+            divergences.setdefault(item.publisher, []).extend(
+                sample["divergence"]["kl"][estimator]
+                for sample in answer["per_sample"][start:end]
+                if sample["divergence"] is not None
+            )
+            start = end
+        me = self._identity.peer_id
+        for publisher, theirs in rewards.items():
+            report = answer["per_peer"]["own" if publisher == me else publisher]
+            self._ledger.trained(
+                publisher,
+                samples=report["samples"],
+                samples_trained=report["trained"],
+                rewards=theirs,
+                divergences=divergences[publisher],
+            )
+        self._ledger.stepped()
 
     async def _evaluate(self) -> None:
         """Greedy accuracy on the evaluation sets; the share of prompts with the full reward."""

@@ -133,6 +133,7 @@ class Volunteer(Node):
             score=self.score,
             prompt_ids=self.prompts.token_ids,
             keep=self.store.put,
+            ledger=self.ledger,
         )
         self.announcer = Announcer(
             self.overlay,
@@ -156,6 +157,7 @@ class Volunteer(Node):
             score=self.score,
             grade=self._grade,
             on_progress=self._on_progress,
+            ledger=self.ledger,
         )
         self._obey_charter()
         loop = self.loop

@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from nodes import Node, Swarm, sums, wait_until, write_prompts
+from nodes import Node, Swarm, cli, sums, wait_until, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +77,41 @@ def test_metrics_of_an_organizer(swarm: Swarm) -> None:
 def test_curves_are_written_beside_the_metrics(ada: Node) -> None:
     (events,) = ada.run_dir.tensorboard_dir.iterdir()
     assert "tfevents" in events.name
+
+
+def test_the_ledger_tells_what_was_given_and_got(swarm: Swarm, ada: Node) -> None:
+    bob = swarm.nodes[2]
+
+    def rows() -> dict[str, dict[str, object]]:
+        return {row["peer_id"]: row for row in ada.status()["ledger"]["peers"]}
+
+    wait_until(
+        lambda: bool(rows().get(bob.peer_id, {}).get("accepted_of_mine")),
+        "the other says what it accepted",
+        swarm.nodes,
+    )
+    result = cli("ledger", "--json", "--data-dir", str(ada.data_dir))
+    assert result.returncode == 0, result.stderr
+    ledger = json.loads(result.stdout)
+    assert ledger["schema"] == "swarm-node/ledger/1"
+    assert ledger["gave"]["blobs_sent"] > 0
+    (row,) = [row for row in ledger["peers"] if row["peer_id"] == bob.peer_id]
+    assert row["groups_accepted"] > 0
+    assert row["bytes_got"] > 0
+    assert 0 < row["update_share"] < 1
+    assert row["kl_p50"] is not None
+    assert 0 <= row["mean_reward"] <= 1
+    table = cli("ledger", "--data-dir", str(ada.data_dir)).stdout
+    assert bob.peer_id in table
+    assert "groups accepted by 1 peers" in table
+
+
+def test_a_swarm_seen_from_outside_says_who_is_useful(swarm: Swarm) -> None:
+    def useful() -> int:
+        result = cli("status", swarm.invite, "--json")
+        assert result.returncode == 0, result.stderr
+        snapshot = json.loads(result.stdout)
+        by_name = {member["name"]: member for member in snapshot["members"]}
+        return int(by_name["ada"]["groups_accepted_by_others"])
+
+    wait_until(lambda: useful() > 0, "tallies are in the DHT", swarm.nodes)

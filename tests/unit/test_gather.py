@@ -122,6 +122,7 @@ async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) 
             score=node.score,
             prompt_ids=node.prompts.token_ids,
             keep=node.store.put,
+            ledger=node.ledger,
         )
         gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, tuple(blobs), 3, 5))
         running = asyncio.create_task(gatherer.run(lambda: 60.0))
@@ -175,6 +176,7 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
             score=node.score,
             prompt_ids=node.prompts.token_ids,
             keep=node.store.put,
+            ledger=node.ledger,
         )
         gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
         running = asyncio.create_task(gatherer.run(lambda: 600.0))
