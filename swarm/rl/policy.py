@@ -424,7 +424,7 @@ def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> 
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' is untyped
+    disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -461,7 +461,7 @@ def _add_adapter(model: Any, section: ModelSection, seed: int, resume: Path | No
     torch.manual_seed(seed)
     config = LoraConfig(
         r=section.lora_rank,
-        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # any number does
+        lora_alpha=section.lora_alpha,
         target_modules=list(section.lora_targets) or "all-linear",
         lora_dropout=0.0,
         bias="none",
