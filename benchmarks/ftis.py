@@ -143,7 +143,7 @@ def plan(options: argparse.Namespace) -> tuple[list[Cell], dict[Path, Recipe]]:
     ) -> None:
         changed = dataclasses.replace(setting, **options.set)
         cells.extend(
-            Cell(pair, members(seed), changed, one, seed, options.device, options.dtype)
+            Cell(pair, members(seed), changed, one, seed, options.device, options.precision)
             for seed in options.seeds
             for one in methods
         )
@@ -348,7 +348,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: 0 1 2")
     parser.add_argument("--device", default="cpu", choices=["auto", "cpu", "cuda", "mps"])
-    parser.add_argument("--dtype", default="float32", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--precision", default="fp32", choices=["auto", "fp32", "bf16"])
     parser.add_argument(
         "--set",
         nargs="+",

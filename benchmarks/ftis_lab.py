@@ -31,7 +31,8 @@ from swarm.rewards.registry import score_group
 from swarm.rl.engine import SamplingParams, TransformersEngine
 from swarm.rl.loss import FtisConfig
 from swarm.rl.policy import Policy
-from swarm.rl.trainer import OWN, StepReport, Trainer, TrainGroup
+from swarm.rl.step_report import OWN, StepReport
+from swarm.rl.trainer import Trainer, TrainGroup
 from swarm.text.template import render
 from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
 
@@ -102,7 +103,7 @@ class Cell:
     method: Method
     seed: int
     device: str = "cpu"
-    dtype: str = "float32"
+    precision: str = "fp32"
 
     @property
     def id(self) -> str:
@@ -421,7 +422,7 @@ def _section(cell: Cell, member: Member) -> ModelSection:
             "lora_rank": member.lora_rank,
             "lora_alpha": 2.0 * member.lora_rank,
             "device": cell.device,
-            "dtype": cell.dtype,
+            "precision": cell.precision,
         }
     )
 

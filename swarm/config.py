@@ -156,11 +156,15 @@ class ModelSection(Section):
         default=(),
         description="Names of the layers to adapt; empty: all linear layers but the head.",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="auto: bfloat16 where the device computes in it, else float32."
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="Of the weights. auto: bf16 where the device computes in it fast, else fp32. "
+        "With bf16, training in full keeps the lower half of each weight's fp32 value beside it "
+        "and sums gradients in fp32, so that no update is lost; adapters are fp32.",
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        default="auto", description="auto: cuda, else mps, else cpu."
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")] = Field(
+        default="auto",
+        description="auto: cuda, else mps, else cpu. One GPU per node: 'cuda:1' takes the second.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         default="auto", description="Attention implementation of transformers."
@@ -194,6 +198,23 @@ class TrainSection(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Steps over which the learning rate rises linearly to its peak."
     )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How the learning rate falls after the warm-up."
+    )
+    schedule_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Steps, the warm-up included, after which the learning rate has reached its "
+        "floor. Steps without a signal do not count.",
+    )
+    schedule_floor: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.1, description="Share of the peak that the learning rate falls to."
+    )
+    optimizer: Literal["auto", "adamw", "adamw-bf16", "adamw-8bit", "adamw-offload"] = Field(
+        default="auto",
+        description="AdamW with its moments in fp32 (8 bytes a parameter), bf16 (4, rounded "
+        "stochastically), 8 bits (2, by bitsandbytes: the extra `8bit`), or fp32 in main memory. "
+        "auto: fp32.",
+    )
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         default=0.9, description="AdamW's beta 1."
     )
@@ -218,6 +239,15 @@ class TrainSection(Section):
         description="Log what became of every sample, for `swarm-node replay --what-if`: some "
         "50 bytes a sample.",
     )
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> Self:
+        if self.schedule != "constant" and self.schedule_steps <= self.warmup_steps:
+            raise ValueError(
+                f'schedule "{self.schedule}" needs schedule_steps above warmup_steps '
+                f"({self.warmup_steps})"
+            )
+        return self
 
 
 class FtisSection(Section):
@@ -493,9 +523,12 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
             known = _section(section).model_fields if rest else NodeConfig.model_fields
             what = "field" if rest else "section"
             messages.append(f"{source}: no {what} {field!r}; known: {_list(known)}")
+            continue
+        reason = item["msg"].removeprefix("Value error, ")
+        if not rest:  # of a rule over several fields
+            messages.append(f"{source}: section [{section}]: {reason}")
         else:
             default = _toml(_section(section).model_fields[rest[0]].default)
-            reason = item["msg"].removeprefix("Value error, ")
             messages.append(f"{source}: {field} = {item['input']!r}: {reason} (default: {default})")
     return "\n".join(messages)
 

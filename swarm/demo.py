@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, str] = {
     "network.use_relay": "false",
     "model.threads": "1",
     "model.device": "cpu",
-    "model.dtype": "float32",
+    "model.precision": "fp32",
     "engine.prompts_per_call": "8",
     "train.groups_per_step": "16",
     "train.learning_rate": "3.5e-4",

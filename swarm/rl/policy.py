@@ -141,7 +141,7 @@ class Policy:
         """Load what node.toml names.
 
         Args:
-            section: names the model, the mode, dtype and device.
+            section: names the model, the mode, precision and device.
             seed: of an adapter's initial weights.
             vocab_size: number of the swarm's token ids; None: as many as the model has.
             resume: a folder that `save` wrote, whose weights are taken instead of the initial ones.
@@ -391,11 +391,11 @@ def _device(section: ModelSection) -> torch.device:
 
 
 def _dtype(section: ModelSection) -> torch.dtype:
-    if section.dtype == "auto":
+    if section.precision == "auto":
         on_cuda = _device(section).type == "cuda"
         fast = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[section.precision]
 
 
 def _check_weight_files(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """One training step: from groups of rewarded completions to new weights.
 
-Owns: which samples go through the model, micro-batches, AdamW and its schedule, the step's report,
-and the optimizer's state. Does not know: where groups come from, how the model computes log-probs
-(`swarm.rl.policy`), the loss's formula (`swarm.rl.loss`), or files (`swarm.rl.checkpoint`).
+Owns: which samples go through the model, micro-batches, the learning rate's schedule, the step's
+report. Does not know: where groups come from, how the model computes log-probs (`swarm.rl.policy`),
+the loss's formula (`swarm.rl.loss`), the optimizer's (`swarm.rl.optimizer`), or files
+(`swarm.rl.checkpoint`).
 """
 
 import logging
@@ -10,8 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,14 +25,11 @@ from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.advantages import group_advantages, valid_samples
 from swarm.rl.filter import dropped_by_advantage
 from swarm.rl.loss import FtisConfig, LossMetrics, LossOutput, ftis_loss, kl_quantiles
+from swarm.rl.optimizer import Optimizer
 from swarm.rl.sample_report import Divergence, SampleReport, divergences, ratio_edges
+from swarm.rl.step_report import OWN, Outcome, PeerReport, StepReport
 
 log = logging.getLogger(__name__)
-
-OWN = "own"
-"""Key of this node's own samples in `StepReport.per_peer`."""
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainablePolicy(Protocol):
@@ -78,114 +75,6 @@ class TrainGroup:
             raise ValueError(
                 f"rewards: expected shape ({len(self.rollouts)},), got {self.rewards.shape}"
             )
-
-
-class Outcome(StrEnum):
-    """What became of a sample in a step; each has exactly one."""
-
-    TRAINED = "trained"
-    NO_SIGNAL = "no_signal"  # A = 0, and not the filter's to drop
-    DROPPED_ADVANTAGE = "dropped_advantage"
-    DROPPED_KL = "dropped_kl"
-    MASKED_TRUNCATED = "masked_truncated"
-    INVALID = "invalid"
-    NOT_FINITE = "not_finite"  # the policy's log-probs are not
-    SKIPPED = "skipped"  # kept, but the step's gradient was not finite
-
-
-@dataclass(frozen=True, slots=True)
-class PeerReport:
-    """One publisher's share of a step. Statistics are of its scored samples; None without any."""
-
-    samples: int
-    trained: int
-    dropped_advantage: int
-    dropped_kl: int
-    kl_p50: float | None
-    kl_p90: float | None
-    kl_p99: float | None
-    log_ratio_max: float | None
-    """Nats, the largest |log-ratio| of a token: 0 up to rounding for a policy like one's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What a step did. Samples are completions; None stands for "not known in this step"."""
-
-    step: int
-    """Batches so far, this one included, whether or not they moved the weights."""
-    stepped: bool
-    """The optimizer made at least one update."""
-    updates: int
-    """Optimizer updates made, of `inner_updates`."""
-    nonfinite_gradient: bool
-    """An update was left out because its gradient was not finite."""
-    loss: float
-    """Of the first update; 0 when nothing was trained on."""
-    groups: int
-    groups_without_signal: int
-    """Groups in which every advantage is 0."""
-    samples: int
-    """The sum of the next eight."""
-    trained: int
-    no_signal: int
-    dropped_advantage: int
-    dropped_kl: int
-    masked_truncated: int
-    invalid: int
-    not_finite: int
-    """Samples for which our own log-probs are not finite."""
-    skipped: int
-    """Samples that passed the filter for nothing, because the gradient was not finite."""
-    own_samples: int
-    own_trained: int
-    foreign_samples: int
-    foreign_trained: int
-    kept: int
-    """Samples that the filter passes: `trained`, `no_signal`, `skipped`."""
-    truncated_completions: int
-    """Completions cut at the length limit."""
-    kl_threshold: float
-    kl_p50: float | None
-    kl_p90: float | None
-    kl_p99: float | None
-    """Quantiles over the scored samples (those that went through the model), nats per sample."""
-    per_peer: dict[str, PeerReport]
-    """By publisher; this node's own samples under "own"."""
-    ratio_mean: float | None
-    ratio_max: float | None
-    """Importance ratios before truncation, over the tokens trained on."""
-    is_weight_mean: float | None
-    truncated_share: float | None
-    """Share of the tokens trained on whose ratio is above the truncation."""
-    entropy: float | None
-    """Nats per token of this node's policy when it sampled, estimated from its own samples."""
-    grad_norm: float | None
-    """Before clipping, of the first update."""
-    learning_rate: float
-    tokens: int
-    """Completion tokens in forward and backward passes (the first update's)."""
-    batch_tokens: int
-    """Completion tokens of the whole batch."""
-    micro_batches: int
-    micro_batch_tokens: int
-    """Their limit; below the configured one after the memory did not suffice."""
-    optimizer_steps: int
-    steps_without_signal: int
-    steps_nonfinite: int
-    """Totals since the start; they are part of the trainer's state."""
-    seconds: float
-    per_sample: tuple[SampleReport, ...]
-    """Group by group, in the batch's order; empty without `train.log_samples`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A flat dict of JSON-able values, but for `per_peer`: dicts by publisher.
-
-        Without `per_sample`, which is large.
-        """
-        values = asdict(replace(self, per_sample=()))
-        del values["per_sample"]
-        return values
 
 
 @dataclass(slots=True, eq=False)
@@ -241,9 +130,8 @@ class _Updates:
 class Trainer:
     """AdamW on the F-TIS loss.
 
-    Weight decay goes on matrices only. The learning rate rises linearly over the first
-    `warmup_steps` steps that move the weights, then stays. A batch without a signal, or with a
-    gradient that is not finite, moves neither weights nor optimizer state nor schedule.
+    A batch without a signal, or with a gradient that is not finite, moves neither weights nor
+    optimizer state nor the learning rate's schedule.
 
     Args:
         policy: what is trained.
@@ -270,16 +158,12 @@ class Trainer:
         self._temperature = temperature
         self._score_dropped = score_dropped
         self._micro_batch_tokens = config.micro_batch_tokens
-        self._parameters = dict(policy.trainable_parameters())
-        matrices = [p for p in self._parameters.values() if p.dim() >= 2]
-        others = [p for p in self._parameters.values() if p.dim() < 2]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
+        self._optimizer = Optimizer(
+            policy.trainable_parameters(),
+            storage="adamw" if config.optimizer == "auto" else config.optimizer,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            weight_decay=config.weight_decay,
         )
         self._progress = _Progress()
 
@@ -291,9 +175,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """Of the next step that moves the weights."""
-        warmup = self._config.warmup_steps
-        share = min(1.0, (self._progress.optimizer_steps + 1) / warmup) if warmup else 1.0
-        return self._config.learning_rate * share
+        return self._config.learning_rate * schedule(self._config, self._progress.optimizer_steps)
 
     def step(self, groups: Sequence[TrainGroup]) -> StepReport:
         """Train on one batch of groups.
@@ -374,13 +256,7 @@ class Trainer:
             Tensors named "<kind>/<parameter>" (the optimizer's own, not copies: write them before
             the next step), and JSON-able totals.
         """
-        tensors = {
-            f"{kind}/{name}": self._optimizer.state[parameter][kind]
-            for name, parameter in self._parameters.items()
-            if parameter in self._optimizer.state
-            for kind in ("step", *_MOMENTS)
-        }
-        return tensors, asdict(self._progress)
+        return self._optimizer.state_dict(), asdict(self._progress)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], totals: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; the policy's weights must be those of then.
@@ -393,30 +269,7 @@ class Trainer:
             raise DataError(
                 f"trainer state: expected whole numbers {sorted(expected)}, got {dict(totals)!r}"
             )
-        left = dict(tensors)
-        state: dict[torch.nn.Parameter, dict[str, Tensor]] = {}
-        for name, parameter in self._parameters.items():
-            found = {
-                kind: left.pop(f"{kind}/{name}")
-                for kind in ("step", *_MOMENTS)
-                if f"{kind}/{name}" in left
-            }
-            if not found:
-                continue  # the parameter never had a gradient
-            shapes = {kind: found[kind].shape for kind in found}
-            if shapes != {"step": torch.Size(), **dict.fromkeys(_MOMENTS, parameter.shape)}:
-                raise DataError(
-                    f"trainer state: {name} has {shapes}, expected step () and "
-                    f"{' and '.join(_MOMENTS)} {tuple(parameter.shape)}"
-                )
-            state[parameter] = {"step": found["step"].to("cpu", torch.float32, copy=True)} | {
-                kind: found[kind].to(parameter.device, copy=True) for kind in _MOMENTS
-            }
-        if left:
-            raise DataError(f"trainer state: no parameter for {sorted(left)[:3]}; another model's?")
-        self._optimizer.state.clear()
-        for parameter, values in state.items():
-            self._optimizer.state[parameter] = values
+        self._optimizer.load_state_dict(tensors)
         self._progress = _Progress(**totals)
 
     def _judge(self, groups: Sequence[TrainGroup]) -> list[_Sample]:
@@ -467,22 +320,16 @@ class Trainer:
                 # Every sample dropped; or, later, every log-prob spoilt by the update before.
                 result.nonfinite = update > 0
                 break
-            norm = float(
-                torch.nn.utils.clip_grad_norm_(
-                    self._parameters.values(), self._config.max_grad_norm
-                )
-            )
+            norm = self._optimizer.clip(self._config.max_grad_norm)
             if update == 0:
                 result.loss = loss
                 result.grad_norm = norm if math.isfinite(norm) else None
             if not math.isfinite(norm):
                 result.nonfinite = True
                 break
-            for options in self._optimizer.param_groups:
-                options["lr"] = learning_rate
-            self._optimizer.step()
+            self._optimizer.step(learning_rate)
             result.made += 1
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.clear()
         if not result.made:
             for sample in samples:
                 if sample.outcome is Outcome.TRAINED:
@@ -495,7 +342,7 @@ class Trainer:
         """`_backward`, again in smaller micro-batches where the memory does not suffice."""
         sizes = [len(s.prompt_ids) + s.length for s in samples]
         while True:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.clear()
             if first is not None:
                 first.metrics, first.tokens, first.micro_batches = LossMetrics(), 0, 0
             try:
@@ -584,6 +431,18 @@ class Trainer:
             described = divergences(output.log_ratio, mask, self._ratio_edges)
             for sample, divergence in zip(batch, described, strict=True):
                 sample.divergence = None if math.isnan(sample.kl) else divergence
+
+
+def schedule(config: TrainSection, done: int) -> float:
+    """Share of the peak learning rate for the step after `done` steps that moved the weights."""
+    step, warmup = done + 1, config.warmup_steps
+    if step <= warmup:
+        return step / warmup
+    if config.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup) / (config.schedule_steps - warmup))
+    fall = progress if config.schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return 1 - fall * (1 - config.schedule_floor)
 
 
 _KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)

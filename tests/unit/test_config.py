@@ -1,5 +1,6 @@
 """node.toml: the example, the precedence of its sources, and what a wrong value gets."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -293,3 +294,21 @@ def test_the_digest_tells_values_apart_and_nothing_else(tmp_path: Path) -> None:
     reread = NodeConfig.model_validate(NodeConfig().model_dump(mode="json"))
     assert reread.digest() == NodeConfig().digest()
     assert len(NodeConfig().digest()) == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            {"ftis.importance": "none", "ftis.importance_level": "sequence"},
+            'command line: section [ftis]: importance_level "sequence" needs',
+        ),
+        (
+            {"train.schedule": "cosine", "train.warmup_steps": "10", "train.schedule_steps": "10"},
+            'command line: section [train]: schedule "cosine" needs schedule_steps above',
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_named(flags: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_config(None, flags, environ={})

@@ -217,6 +217,31 @@ def test_run_continues_from_its_checkpoint_bit_exactly(
     assert again.sample(**SAMPLE)["groups"] == sampled
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-bf16"])
+def test_bfloat16_run_continues_bit_exactly_with_updates_below_its_spacing(
+    tiny_folder: Path, tmp_path: Path, optimizer: Any
+) -> None:
+    config = NodeConfig(
+        model=ModelSection(path=str(tiny_folder), precision="bf16", threads=1),
+        train=TrainSection(learning_rate=1e-6, optimizer=optimizer),
+    )
+    learner, again = Learner(), Learner()
+    learner.init(**_init(config, tmp_path))
+    batch = _batch(learner.sample(**SAMPLE))
+    for _ in range(2):
+        learner.train(groups=batch)
+    learner.checkpoint(path=str(tmp_path / "checkpoints"), node_state=b"")
+    again.init(**_init(config, tmp_path))
+    for _ in range(2):
+        after, repeated = (each.train(groups=batch) for each in (learner, again))
+    assert after["loss"] == repeated["loss"]
+    assert _equal(_weights(again), _weights(learner))
+    first, second = (each._model.trainer.state_dict()[0] for each in (learner, again))
+    assert _equal(first, second)
+    low = [tensor for key, tensor in first.items() if key.startswith("low/")]
+    assert any(bool(tensor.any()) for tensor in low)  # updates are there, below the weights'
+
+
 def test_init_anew_goes_back_to_the_checkpoint(
     learner: Learner, config: NodeConfig, tmp_path: Path
 ) -> None:

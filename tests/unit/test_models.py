@@ -80,7 +80,7 @@ def test_a_model_solves_a_part_of_the_held_out_problems(name: str) -> None:
 def _accuracy(name: str, sampling: SamplingParams, n: int) -> float:
     problems = draw(IN_DISTRIBUTION, "held_out", 200, seed=11)
     tokenizer = Tokenizer.from_folder(MODELS / name)
-    section = ModelSection(path=str(MODELS / name), device="cpu", dtype="float32")
+    section = ModelSection(path=str(MODELS / name), device="cpu", precision="fp32")
     engine = TransformersEngine(Policy.load(section, seed=0))
     prompts = [tokenizer.encode(problem.prompt) for problem in problems]
     groups = engine.generate(prompts, n, sampling, list(range(len(prompts))))

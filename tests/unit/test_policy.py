@@ -216,7 +216,7 @@ def test_merged_layers_compute_the_same_and_go_away(tiny_folder: Path) -> None:
 
 
 def test_short_weights_are_not_merged(tiny_folder: Path) -> None:
-    section = ModelSection(path=str(tiny_folder), mode="lora", dtype="bfloat16")
+    section = ModelSection(path=str(tiny_folder), mode="lora", precision="bf16")
     policy = Policy.load(section, seed=0)
     with policy.merged():
         assert any("lora" in type(m).__module__ for m in policy.causal_lm.modules())
@@ -231,8 +231,8 @@ def test_dropout_is_off(tmp_path: Path) -> None:
 
 
 def test_bfloat16_gives_float32_logprobs(tiny_folder: Path) -> None:
-    policy = Policy.load(ModelSection(path=str(tiny_folder), dtype="bfloat16"), seed=0)
-    exact = Policy.load(ModelSection(path=str(tiny_folder), dtype="float32"), seed=0)
+    policy = Policy.load(ModelSection(path=str(tiny_folder), precision="bf16"), seed=0)
+    exact = Policy.load(ModelSection(path=str(tiny_folder), precision="fp32"), seed=0)
     found, _ = policy.completion_logprobs(PROMPTS, COMPLETIONS, 1.0)
     expected, _ = exact.completion_logprobs(PROMPTS, COMPLETIONS, 1.0)
     assert policy.dtype == torch.bfloat16

@@ -14,7 +14,7 @@ from swarm.protocol.pool import PooledGroup
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.replay.step_log import OUTCOMES, StepLog, step_record
 from swarm.rl.sample_report import ESTIMATORS, Divergence, SampleReport
-from swarm.rl.trainer import Outcome
+from swarm.rl.step_report import Outcome
 
 EDGES = [1.0, 2.0, 5.0]
 FAR = Divergence(

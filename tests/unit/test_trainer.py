@@ -16,7 +16,8 @@ from swarm.errors import DataError
 from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.loss import FtisConfig, ftis_loss
 from swarm.rl.sample_report import ratio_edges
-from swarm.rl.trainer import OWN, Outcome, Trainer, TrainGroup
+from swarm.rl.step_report import OWN, Outcome
+from swarm.rl.trainer import Trainer, TrainGroup, schedule
 
 VOCABULARY = 11
 
@@ -597,6 +598,22 @@ def test_samples_are_reported_as_they_are() -> None:
 def test_samples_are_not_reported_when_not_wanted() -> None:
     trainer = Trainer(Bigram(), section(log_samples=False), FtisConfig())
     assert trainer.step(BATCH).per_sample == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ("cosine", [0.5, 1.0, 1 - 0.4 * (1 - 2**-0.5), 0.6, 0.2 + 0.4 * (1 - 2**-0.5), 0.2, 0.2]),
+    ],
+)
+def test_learning_rate_rises_and_falls_as_scheduled(shape: str, expected: list[float]) -> None:
+    config = section(warmup_steps=2, schedule=shape, schedule_steps=6, schedule_floor=0.2)
+    assert [schedule(config, done) for done in range(7)] == pytest.approx(expected)
+    trainer = Trainer(Bigram(), config, FtisConfig(filter="none"))
+    rates = [trainer.step(BATCH).learning_rate for _ in range(3)]
+    assert rates == pytest.approx([0.01 * share for share in expected[:3]])
 
 
 def test_threshold_schedule_runs_over_batches_with_and_without_signal() -> None:

@@ -21,7 +21,8 @@ from swarm.replay.step_log import LoggedDivergence, step_record
 from swarm.replay.what_if import FIELDS, Verdict, answer, parse, tokens_above, view
 from swarm.rl.loss import FtisConfig
 from swarm.rl.sample_report import ratio_edges
-from swarm.rl.trainer import StepReport, Trainer, TrainGroup
+from swarm.rl.step_report import StepReport
+from swarm.rl.trainer import Trainer, TrainGroup
 
 LIVE = {"filter": "none", "kl_threshold": 1.0, "clip_max": 1.1}
 """Drops nothing, so that every sample with an advantage went through the model."""
