@@ -55,6 +55,8 @@ async def probe_tcp(transport: str) -> None:
         raise NetworkError(f"TCP refused: nothing listens at {host}:{port}") from None
     except OSError as error:
         raise NetworkError(f"TCP failed: {host}:{port}: {error.strerror or error}") from None
+    except UnicodeError as error:  # a label that is empty or has more than 63 characters
+        raise NetworkError(f"TCP failed: {host!r} is no host's name: {error}") from None
     writer.close()
 
 

@@ -328,7 +328,7 @@ class Exchange:
                         writer, peer, operation, [self._blob(digest) for digest in hashes]
                     )
                 case other:
-                    detail = f"no operation {str(other)[:40]!r}"
+                    detail = f"no operation {_word(other)}"
                     await self._reply(writer, operation, Status.REFUSED, detail=detail)
         except RemoteProtocolError as error:
             logger.info("request of %s refused: %.200r", peer, str(error))
@@ -412,6 +412,14 @@ async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     return fields
 
 
+def _word(value: Any) -> str:
+    """A value that should be a short text, for a message; others by their type alone.
+
+    What is nested deeper than the interpreter's stack has no text at all.
+    """
+    return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
 def _check_reply(reply: Mapping[str, Any]) -> list[int | None]:
     """The sizes of the payloads that follow.
 
@@ -421,10 +429,12 @@ def _check_reply(reply: Mapping[str, Any]) -> list[int | None]:
     """
     status, sizes, detail = reply.get("status"), reply.get("sizes", []), reply.get("detail", "")
     if status not in _REPLY_STATUS or not isinstance(sizes, list) or not isinstance(detail, str):
-        raise RemoteProtocolError(Reason.MALFORMED, f"a reply with status {str(status)[:40]!r}")
+        raise RemoteProtocolError(Reason.MALFORMED, f"a reply with status {_word(status)}")
     if status != Status.OK:
         raise ExchangeError(Status(status), f"{detail[:_MAX_DETAIL_CHARS]!r}")
-    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+    if len(sizes) > MAX_BLOBS_PER_REQUEST or not all(
+        size is None or (type(size) is int and size >= 0) for size in sizes
+    ):
         raise RemoteProtocolError(Reason.MALFORMED, "a reply with sizes that are no sizes")
     return sizes
 

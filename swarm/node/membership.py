@@ -7,11 +7,14 @@ Does not know: rollouts, models, training.
 import asyncio
 import hashlib
 import logging
+import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from swarm.errors import RemoteProtocolError, SwarmError, UnreachableError
+from swarm.errors import DataError, RemoteProtocolError, SwarmError, UnreachableError
 from swarm.ledger import Ledger
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
@@ -35,8 +38,19 @@ from swarm.protocol.tallies import (
 
 log = logging.getLogger(__name__)
 
-MAX_CHARTER_BYTES = 1 << 20
-"""A manifest of a few KB and thousands of amendments."""
+T = TypeVar("T")
+
+CHARTER_TIMEOUT_S = 60.0
+"""For one member to serve its charter, a few KB as a rule; a stream alone may take far longer."""
+
+CHARTER_RETRY_S = 60.0
+"""Until a member that says that it knows more amendments, but serves none, is asked again."""
+
+CHARTER_BUSY_S = 5.0
+"""Until one that had no charter to give just then is asked again."""
+
+MAX_CHARTERS_AT_ONCE = 4
+"""Members asked together for their amendments, so that none that stalls keeps others' away."""
 
 TALLIES_PERIOD_S = 15.0
 """Between two records of tallies; they live as long as a heartbeat."""
@@ -85,6 +99,9 @@ class Membership:
         self._charter: Charter | None = None
         self._beat_now = asyncio.Event()
         self._shards = 1
+        self._updating: dict[str, asyncio.Task[None]] = {}
+        # Member -> monotonic time before which its charter is not asked for again.
+        self._next_charter_s: dict[str, float] = {}
         self.members: dict[str, Member] = {}
         self.incompatible: set[str] = set()
 
@@ -127,23 +144,49 @@ class Membership:
             UnreachableError: with fail_fast, when no member answered; names each address's result.
         """
         if self._dir.charter_path.exists():
-            self.adopt(Charter.from_bytes(self._dir.charter_path.read_bytes(), swarm_id))
-            return self.charter
+            try:
+                self.adopt(load_charter(self._dir, swarm_id))
+            except DataError as error:
+                log.error("%s; fetching it from a member", error)
+            else:
+                return self.charter
+
+        async def ask(peer: str) -> Charter:
+            async with asyncio.timeout(CHARTER_TIMEOUT_S):
+                data = await self._exchange.fetch_charter(peer)
+            return Charter.from_bytes(data, swarm_id)
+
         delay = 0.5
-        while True:
-            for peer in self._overlay.connected():
-                try:
-                    data = await self._exchange.fetch_charter(peer)
-                    self.adopt(Charter.from_bytes(data, swarm_id))
-                    return self.charter
-                except (RemoteProtocolError, ExchangeError) as error:
-                    log.info("no manifest from %s: %s", peer, error)
+        failures: Counter[str] = Counter()
+        while (charter := await self._first_answer("manifest", ask, failures)) is None:
             if fail_fast and delay > 4.0:
                 raise UnreachableError(f"no member of the swarm answers:\n{self.dial_report()}")
             if delay > 4.0:
                 log.warning("still looking for a member:\n%s", self.dial_report())
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 15.0)
+        self.adopt(charter)
+        return charter
+
+    async def _first_answer(
+        self, what: str, ask: Callable[[str], Awaitable[T]], failures: Counter[str]
+    ) -> T | None:
+        """What the first connected member gives that has it; None when none does now.
+
+        Args:
+            what: for the log.
+            ask: one member.
+            failures: of each member so far; those with the fewest are asked first.
+        """
+        peers = self._overlay.connected()
+        random.shuffle(peers)
+        for peer in sorted(peers, key=failures.__getitem__):
+            try:
+                return await ask(peer)
+            except (RemoteProtocolError, ExchangeError, TimeoutError) as error:
+                failures[peer] += 1
+                log.info("no %s from %s: %s", what, peer, error or "too slow")
+        return None
 
     def dial_report(self) -> str:
         """One line per known address with what came of dialling it."""
@@ -160,31 +203,37 @@ class Membership:
             if hashlib.sha256(data).hexdigest() == ref.sha256:
                 return data
             log.warning("%s is damaged; fetching it again", path)
+
+        async def ask(peer: str) -> bytes:
+            return await self._exchange.fetch_blob(
+                peer, bytes.fromhex(ref.sha256), max_bytes=max_bytes, size=ref.size_bytes
+            )
+
         delay = 0.5
-        while True:
-            for peer in self._overlay.connected():
-                try:
-                    data = await self._exchange.fetch_blob(
-                        peer, bytes.fromhex(ref.sha256), max_bytes=max_bytes, size=ref.size_bytes
-                    )
-                    write_atomic(path, data)
-                    return data
-                except (RemoteProtocolError, ExchangeError) as error:
-                    log.info("no prompt set from %s: %s", peer, error)
+        failures: Counter[str] = Counter()
+        while (found := await self._first_answer("prompt set", ask, failures)) is None:
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 15.0)
+        write_atomic(path, found)
+        return found
 
-    async def update_charter(self, peer: str) -> None:
+    async def _update_charter(self, peer: str) -> None:
         """Fetch a peer's amendments and extend the charter where they are valid and longer."""
+        wait_s = CHARTER_RETRY_S
         try:
-            data = await self._exchange.fetch_charter(peer)
+            async with asyncio.timeout(CHARTER_TIMEOUT_S):
+                data = await self._exchange.fetch_charter(peer)
             theirs = Charter.from_bytes(data, self.charter.manifest.swarm_id)
             extended = self.charter.extended(theirs.amendments)
-        except (RemoteProtocolError, ExchangeError) as error:
-            log.warning("no amendments from %s: %s", peer, error)
-            return
-        if extended != self.charter:
-            await self.amend(extended)
+            if extended != self.charter:
+                wait_s = 0.0
+                await self.amend(extended)
+        except (RemoteProtocolError, ExchangeError, TimeoutError) as error:
+            log.warning("no amendments from %s: %s", peer, error or "too slow")
+            if isinstance(error, ExchangeError):
+                wait_s = CHARTER_BUSY_S
+        finally:
+            self._next_charter_s[peer] = time.monotonic() + wait_s
 
     async def amend(self, charter: Charter) -> None:
         """Adopt extended terms, tell the node, and let the others know by a heartbeat."""
@@ -197,6 +246,14 @@ class Membership:
 
     async def run(self) -> None:
         """Send and read heartbeats until cancelled."""
+        try:
+            await self._beat()
+        finally:
+            for task in self._updating.values():
+                task.cancel()
+            await asyncio.gather(*self._updating.values(), return_exceptions=True)
+
+    async def _beat(self) -> None:
         started = time.monotonic()
         while True:
             await self.send_heartbeat()
@@ -240,7 +297,7 @@ class Membership:
         """Read all members' heartbeats; forget those that expired; follow newer amendments."""
         now = time.time()
         found: dict[str, Member] = {}
-        ahead: str | None = None
+        ahead: list[str] = []
         records = await read_swarm(self._overlay, self.charter)
         self.incompatible = records.incompatible
         mine = tag_of(self._overlay.peer_id)
@@ -255,7 +312,7 @@ class Membership:
             changed = known.changed_s if known and known.heartbeat == heartbeat else now
             found[peer_id] = Member(peer_id, heartbeat, changed)
             if heartbeat.amendments > len(self.charter.amendments):
-                ahead = peer_id
+                ahead.append(peer_id)
         for peer_id in found.keys() - self.members.keys():
             log.info("member %s (%r) is here", peer_id, found[peer_id].heartbeat.name)
         for peer_id in self.members.keys() - found.keys():
@@ -265,8 +322,36 @@ class Membership:
         if addresses:
             self._dir.save_peers(addresses)
             self._overlay.remember(addresses)
-        if ahead is not None:
-            await self.update_charter(ahead)
+        self._follow(ahead)
+
+    def _follow(self, ahead: list[str]) -> None:
+        """Fetch the amendments of members that are ahead, beside the heartbeats.
+
+        A member that promises more than it serves is left alone for a while.
+        """
+        for peer in [peer for peer, task in self._updating.items() if task.done()]:
+            self._updating.pop(peer).result()  # what it raises is a bug; peers' faults are caught
+        now_s = time.monotonic()
+        self._next_charter_s = {p: s for p, s in self._next_charter_s.items() if s > now_s}
+        due = [p for p in ahead if p not in self._next_charter_s and p not in self._updating]
+        random.shuffle(due)
+        for peer in due[: MAX_CHARTERS_AT_ONCE - len(self._updating)]:
+            self._updating[peer] = asyncio.create_task(self._update_charter(peer))
+
+
+def load_charter(swarm_dir: SwarmDir, swarm_id: bytes) -> Charter:
+    """The terms as they were stored last.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = swarm_dir.charter_path
+    try:
+        return Charter.from_bytes(path.read_bytes(), swarm_id)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RemoteProtocolError as error:
+        raise DataError(f"{path}: damaged: {error}") from None
 
 
 @dataclass(slots=True)

@@ -248,6 +248,7 @@ class Organizer(Node):
     ) -> None:
         super().__init__(config, data_dir, swarm_id=swarm_id)
         self._announce_invite = announce_invite
+        self._amending = asyncio.Lock()
 
     async def work(self) -> None:
         await self.join()
@@ -259,8 +260,9 @@ class Organizer(Node):
         return {**super().handlers(), "amend": self._amend}
 
     async def _amend(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        charter = await amend(self.membership.charter, self.swarm_dir, self.identity, request)
-        await self.membership.amend(charter)
+        async with self._amending:  # two at once would both follow the same amendment
+            charter = await amend(self.membership.charter, self.swarm_dir, self.identity, request)
+            await self.membership.amend(charter)
         return {"amendments": len(charter.amendments)}
 
 

@@ -29,6 +29,9 @@ SWARM = b"s" * 32
 PROTOCOL = "/swarm-node/exchange/1"
 
 
+DEEP = b"\x91" * 1020 + b"\x90"
+
+
 class Library:
     """What one node of a test serves, and what it was told."""
 
@@ -93,6 +96,9 @@ async def breaks_protocol(awaitable: Any, reason: str) -> None:
 BAD_REQUESTS = [
     (frame({"op": "dance", "swarm": SWARM}), "no operation"),
     (frame({"op": ["charter"], "swarm": SWARM}), "no operation"),
+    # Nested so deep that Python cannot make a text of it.
+    (frame(b"\x82\xa5swarm\xc4\x20" + SWARM + b"\xa2op" + DEEP), "no operation"),
+    (frame(b"\x82\xa2op\xa7charter\xa5swarm" + DEEP), "another swarm"),
     (frame({"op": "charter"}), "another swarm"),
     (frame({"op": "charter", "swarm": "text"}), "another swarm"),
     (frame({"op": "blobs", "swarm": SWARM}), "'hashes'"),
@@ -117,6 +123,9 @@ BAD_REPLIES = [
     (frame({}), "malformed"),
     (frame({"status": "weird"}), "malformed"),
     (frame({"status": ["ok"]}), "malformed"),
+    (frame(b"\x81\xa6status" + DEEP), "malformed"),
+    (frame(b"\x82\xa6status\xa2ok\xa5sizes" + DEEP), "malformed"),
+    (frame({"status": "ok", "sizes": [4] * 60_000}), "malformed"),
     (frame({"status": "incompatible"}), "malformed"),
     (frame({"status": "ok", "sizes": 4}), "malformed"),
     (frame({"status": "ok", "sizes": []}), "malformed"),
