@@ -40,6 +40,21 @@ def safe(text: str, limit: int) -> str:
     return line
 
 
+def printable(text: str) -> str:
+    """Text of any number of lines in which what a terminal would act on is spelled out.
+
+    For logs and error messages, where nothing may get lost: an escape becomes \\x1b.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char == "\n" or char.isprintable()
+        else char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for char in text
+    )
+
+
 def sparkline(
     values: Sequence[float], width: int, low: float | None = None, high: float | None = None
 ) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from swarm.terminal import printable
+
 
 def out(text: str) -> None:
     """Print a result."""
@@ -18,18 +20,25 @@ def out_json(value: Any) -> None:
     out(json.dumps(value, indent=2, sort_keys=True))
 
 
+class _SafeFormatter(logging.Formatter):
+    """What peers wrote can stand in a message; here it loses its power over a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def configure_logging(level: str, log_path: Path | None) -> None:
     """Log to stderr, and to a file that is rotated at 10 MB where one is named."""
     root = logging.getLogger()
     root.setLevel(level.upper())
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    text = _SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
     console = logging.StreamHandler()
     console.setFormatter(text)
     root.addHandler(console)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         file = logging.handlers.RotatingFileHandler(log_path, maxBytes=10_000_000, backupCount=3)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        file.setFormatter(_SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
         root.addHandler(file)
 
 

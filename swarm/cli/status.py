@@ -1,13 +1,12 @@
 """What a node does, or a whole swarm: `swarm-node status`."""
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
-from swarm.cli.output import out, out_json, run_async
+from swarm.cli.output import configure_logging, out, out_json, run_async
 from swarm.errors import ExitCode
 
 
@@ -39,7 +38,7 @@ def _status(arguments: Arguments) -> int:
 
     from swarm.node.observe import swarm_snapshot
 
-    logging.basicConfig(level=logging.ERROR)
+    configure_logging("error", None)
     return _show(
         arguments, lambda: run_async(swarm_snapshot(invite, arguments.timeout)), local=False
     )

@@ -498,6 +498,9 @@ class Overlay:
         for old in [name for name, expires_s in self._last_expiry.items() if expires_s < now_s]:
             del self._last_expiry[old]
         expires_s = max(wanted_s, self._last_expiry.get((key, subkey), 0.0) + MIN_RENEWAL_S)
+        if expires_s > now_s + MAX_RECORD_TTL_S:
+            # The clock was set back: what it said before is refused by all, this must not be.
+            expires_s = wanted_s
         self._last_expiry[key, subkey] = expires_s
         return expires_s
 

@@ -46,6 +46,7 @@ class Announcer:
     Args:
         recipients: members that want notices now.
         offer: called with (publisher, announcement) for all that arrives.
+        reject: called with (publisher, why) for what is no announcement.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Announcer:
         *,
         recipients: Callable[[], list[str]],
         offer: Callable[[str, Announcement], None],
+        reject: Callable[[str, RemoteProtocolError], None],
     ) -> None:
         self._overlay = overlay
         self._exchange = exchange
@@ -64,6 +66,7 @@ class Announcer:
         self._shards = shards
         self._recipients = recipients
         self._offer = offer
+        self._reject = reject
         self._recent: deque[GroupRef] = deque(maxlen=DHT_RECORDS * MAX_GROUPS_PER_ANNOUNCEMENT)
         self._policy_step = 0
         self._fresh = False
@@ -87,9 +90,11 @@ class Announcer:
     def receive(self, publisher: str, body: bytes) -> None:
         """A notice arrived over a stream that authenticated its publisher."""
         try:
-            self._offer(publisher, Announcement.unpack(body))
+            announcement = Announcement.unpack(body)
         except RemoteProtocolError as error:
-            log.info("notice of %s: %.200r", publisher, str(error))
+            self._reject(publisher, error)
+        else:
+            self._offer(publisher, announcement)
 
     async def run(self) -> None:
         """Send and read until cancelled."""

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_PER_PEER = 64
 """Groups of one peer that wait to be fetched; older ones are forgotten first."""
 
+MAX_QUEUES = 1024
+"""Peers whose groups wait; the one that announced the longest ago is forgotten first."""
 
 Check = Callable[[GroupRef, str], None]
 Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
@@ -94,7 +96,7 @@ class Gatherer:
         """Note groups that a peer announced; returns at once."""
         now = time.monotonic()
         self._peers.seen(publisher, now)
-        queue = self._queues.setdefault(publisher, OrderedDict())
+        queue = self._queues.get(publisher, OrderedDict())
         for ref in announcement.groups:
             if ref.hash in queue or self._pool.wants(ref, publisher) is Reason.DUPLICATE:
                 continue
@@ -103,11 +105,15 @@ class Gatherer:
                 self._check(ref, publisher)
             except RemoteProtocolError as error:
                 self._pool.dismiss(ref.hash)
-                self._reject(publisher, error)
+                self.reject(publisher, error)
                 continue
             queue[ref.hash] = (ref, now)
         while len(queue) > MAX_QUEUED_PER_PEER:
             queue.popitem(last=False)
+        if queue:
+            self._queues[publisher] = queue
+        while len(self._queues) > MAX_QUEUES:
+            self._queues.popitem(last=False)
         self._wake.set()
 
     def wake(self) -> None:
@@ -172,7 +178,9 @@ class Gatherer:
             log.info("fetch from %s failed: %s", publisher, error)
             return
         except RemoteProtocolError as error:
-            self._reject(publisher, error)
+            # The rest of the stream is of no use: for the groups in it, this fetch has failed too.
+            self._peers.fetch_failed(publisher, time.monotonic())
+            self.reject(publisher, error)
             return
         finally:
             self._busy.discard(publisher)
@@ -189,7 +197,7 @@ class Gatherer:
                 group = self._verify(blob, ref, publisher)
             except RemoteProtocolError as error:
                 self._pool.dismiss(ref.hash)
-                self._reject(publisher, error)
+                self.reject(publisher, error)
                 continue
             self.counts.tokens += group.n_tokens
             accepted.append((ref.hash, group, blob, announced_s))
@@ -215,7 +223,8 @@ class Gatherer:
                 self._ledger.accepted(publisher, group.n_tokens)
                 self._keep(digest, blob)
 
-    def _reject(self, publisher: str, error: RemoteProtocolError) -> None:
+    def reject(self, publisher: str, error: RemoteProtocolError) -> None:
+        """Count something of a peer that was turned down."""
         self.counts.rejected += 1
         by_reason = self.counts.rejected_by_reason
         by_reason[error.reason] = by_reason.get(error.reason, 0) + 1

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -32,6 +33,7 @@ from swarm.node.store import BlobStore
 from swarm.paths import DataDir, write_atomic
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.reasons import Reason
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -368,6 +370,7 @@ class Node:
         known = membership.charter_bytes is not None
         connected = self.overlay.connected()
         skew = self.overlay.clock_skew_s
+        unreadable = Counter(membership.unreadable.values())
         problems = []
         if self.overlay.fault:
             problems.append(f"the network daemon is down: {self.overlay.fault}")
@@ -406,7 +409,8 @@ class Node:
                 "records_rejected": dict(self.overlay.records_rejected),
                 "p2pd_restarts": self.overlay.restarts,
                 "clock_skew_s": skew,
-                "incompatible_members": len(membership.incompatible),
+                "incompatible_members": unreadable[Reason.INCOMPATIBLE],
+                "heartbeats_rejected": dict(unreadable),
             },
             "members": [
                 member_row(m.peer_id, m.heartbeat, m.changed_s) for m in membership.members.values()

@@ -20,7 +20,6 @@ from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.paths import SwarmDir, write_atomic
 from swarm.protocol.manifest import Charter, PromptSetRef
-from swarm.protocol.reasons import Reason
 from swarm.protocol.records import (
     HEARTBEAT_TTL_S,
     Heartbeat,
@@ -103,7 +102,7 @@ class Membership:
         # Member -> monotonic time before which its charter is not asked for again.
         self._next_charter_s: dict[str, float] = {}
         self.members: dict[str, Member] = {}
-        self.incompatible: set[str] = set()
+        self.unreadable: dict[str, str] = {}
 
     @property
     def charter(self) -> Charter:
@@ -299,7 +298,7 @@ class Membership:
         found: dict[str, Member] = {}
         ahead: list[str] = []
         records = await read_swarm(self._overlay, self.charter)
-        self.incompatible = records.incompatible
+        self.unreadable = records.unreadable
         mine = tag_of(self._overlay.peer_id)
         for peer_id, tallies in records.tallies.items():
             for tally in tallies:
@@ -359,10 +358,9 @@ class SwarmRecords:
     """What members say of themselves and of each other's groups, by peer id."""
 
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
-    """Malformed ones are left out."""
     tallies: dict[str, tuple[Tally, ...]] = field(default_factory=dict)
-    incompatible: set[str] = field(default_factory=set)
-    """Peers that speak no version of the protocol that this node does."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Peers with a record that cannot be read, and the reason."""
 
 
 async def read_swarm(overlay: Overlay, charter: Charter) -> SwarmRecords:
@@ -378,7 +376,6 @@ async def read_swarm(overlay: Overlay, charter: Charter) -> SwarmRecords:
                 elif suffix == TALLIES_SUFFIX:
                     found.tallies[peer_id] = unpack_tallies(body)
             except RemoteProtocolError as error:
-                if error.reason == Reason.INCOMPATIBLE:
-                    found.incompatible.add(peer_id)
+                found.unreadable[peer_id] = error.reason
                 log.debug("record of %s: %.200r", peer_id, str(error))
     return found

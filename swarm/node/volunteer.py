@@ -142,6 +142,7 @@ class Volunteer(Node):
             manifest.record_shards,
             recipients=self._recipients,
             offer=self.gatherer.offer,
+            reject=self.gatherer.reject,
         )
         self.loop = TrainingLoop(
             config,

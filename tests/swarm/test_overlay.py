@@ -90,6 +90,17 @@ class TestRecords:
                 assert await reader.get(KEY) == expected
             assert await three.get("no such key") == {}
 
+    async def test_after_the_clock_was_set_back_records_go_out_again(self) -> None:
+        async with nest() as nests:
+            writer, reader = await nests.swarm(2)
+            ahead_s = time.time() + 86_400
+            # As it was in force when the clock was a day fast; nobody took these records.
+            writer._next_expiry(
+                DHTID.generate(source=KEY).to_bytes(), record_subkey(writer.peer_id), ahead_s
+            )
+            assert await writer.put(KEY, b"now", ttl_s=60)
+            assert await reader.get(KEY) == {(writer.peer_id, b""): b"now"}
+
     async def test_a_record_ends_with_its_time(self) -> None:
         async with nest() as nests:
             one, two = await nests.swarm(2)
@@ -344,6 +355,19 @@ class TestDialResults:
             address = f"/dns4/nowhere.invalid/tcp/1/p2p/{Identity.generate().peer_id}"
             result = (await dialer.dial([address]))[address]
             assert result.startswith("TCP failed: nowhere.invalid:1")
+
+    @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b", "."])
+    async def test_what_is_no_hosts_name_does_not_end_the_dialling(self, host: str) -> None:
+        async with nest() as nests:
+            stranger = Identity.generate().peer_id
+            node = await nests.start()
+            node.remember([f"/dns4/{host}/tcp/9/p2p/{stranger}"])
+            await until(lambda: bool(node.dial_results))
+            assert "no host's name" in next(iter(node.dial_results.values()))
+            assert node.fault == ""
+            other = await nests.start()
+            node.remember(await other.addresses())
+            await until(lambda: other.peer_id in node.connected())
 
     async def test_a_wrong_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with nest() as nests:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from swarm.config import NodeConfig
-from swarm.node.gather import Gatherer
+from swarm.errors import RemoteProtocolError
+from swarm.node.announce import Announcer
+from swarm.node.gather import MAX_QUEUES, Gatherer
 from swarm.node.prompt_table import RenderedSet
 from swarm.node.volunteer import Volunteer
 from swarm.paths import DataDir
@@ -18,6 +20,7 @@ from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Manifest
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Prompt
+from swarm.protocol.reasons import Reason
 from swarm.protocol.records import PROTOCOL_VERSIONS, Announcement, GroupRef
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.rewards.grading import Grader
@@ -190,3 +193,63 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def gatherer_of(node: Volunteer, exchange: Any, **changes: Any) -> Gatherer:
+    """A node's gatherer, beside that node's network."""
+    parts: dict[str, Any] = {
+        "streams": 1,
+        "live_peers": lambda: 2,
+        "check": node._check,
+        "verify": node._verify,
+        "score": node.score,
+        "prompt_ids": node.prompts.token_ids,
+        "keep": node.store.put,
+    }
+    return Gatherer(exchange, node.pool, node.peers, **(parts | changes))
+
+
+async def test_nonsense_is_counted_and_waits_ever_longer(tmp_path: Path) -> None:
+    async with WorkerPool(1, 60.0) as workers:
+        node = volunteer(tmp_path, charter(), workers)
+        asked = []
+
+        async def fetch_blobs(peer: str, wanted: list[tuple[bytes, int]]) -> list[bytes]:
+            asked.append(peer)
+            raise RemoteProtocolError(Reason.HASH, "other bytes")
+
+        exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
+        gatherer = gatherer_of(node, exchange)
+        announcer = Announcer(
+            exchange,
+            exchange,
+            node.swarm_id,
+            1,
+            recipients=list,
+            offer=gatherer.offer,
+            reject=gatherer.reject,
+        )
+        announcer.receive(MALLORY.peer_id, b"\xc1")
+        announcer.receive(MALLORY.peer_id, b"")
+        assert gatherer.counts.rejected_by_reason == {"malformed": 2}
+
+        running = asyncio.create_task(gatherer.run(lambda: 600.0))
+        for epoch in range(5):
+            ref, _ = signed_group(node, epoch, OWN_REWARDS)
+            announcer.receive(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5).pack())
+            await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert len(asked) == 1  # the others wait for a second at least
+        assert gatherer.counts.rejected_by_reason == {"malformed": 2, "hash": 1}
+
+
+async def test_queues_of_many_strangers_are_bounded(tmp_path: Path) -> None:
+    async with WorkerPool(1, 60.0) as workers:
+        node = volunteer(tmp_path, charter(), workers)
+        gatherer = gatherer_of(node, SimpleNamespace(), check=lambda _ref, _publisher: None)
+        for number in range(MAX_QUEUES + 5):
+            ref = GroupRef(number.to_bytes(32, "big"), 9, 0, 0, 3, 9)
+            gatherer.offer(f"peer {number}", Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+        assert len(gatherer._queues) == MAX_QUEUES
+        assert "peer 4" not in gatherer._queues

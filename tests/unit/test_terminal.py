@@ -1,5 +1,6 @@
 """What a peer wrote, made harmless; numbers as a curve."""
 
+import logging
 import math
 import unicodedata
 
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swarm.terminal import safe, sparkline
+from swarm.cli.output import configure_logging
+from swarm.terminal import printable, safe, sparkline
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,21 @@ def test_sparkline_on_a_given_scale() -> None:
 @given(st.lists(st.floats(), max_size=60), st.integers(0, 20))
 def test_sparkline_never_fails_nor_exceeds_its_width(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) == min(len(values), width)
+
+
+def test_printable_spells_out_what_a_terminal_acts_on() -> None:
+    assert printable("zwei Zeilen,\nmit Grüßen 🙂") == "zwei Zeilen,\nmit Grüßen 🙂"
+    hostile = "\x1b]0;title\x07 \x9b31m \r\u202e\ud800"
+    assert printable(hostile) == r"\x1b]0;title\x07 \x9b31m \r\u202e\ud800"
+    assert printable(printable(hostile)) == printable(hostile)
+
+
+def test_what_a_log_holds_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        configure_logging("info", None)
+        logging.getLogger("swarm.test").info("a peer said %s", "\x1b[2J")
+    finally:
+        root.handlers[:], _ = before, root.setLevel(level)
+    assert capsys.readouterr().err.endswith("a peer said \\x1b[2J\n")
