@@ -205,6 +205,7 @@ def gatherer_of(node: Volunteer, exchange: Any, **changes: Any) -> Gatherer:
         "score": node.score,
         "prompt_ids": node.prompts.token_ids,
         "keep": node.store.put,
+        "ledger": node.ledger,
     }
     return Gatherer(exchange, node.pool, node.peers, **(parts | changes))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarm.ledger import Ledger
 from swarm.net.exchange import ExchangeError, Status
 from swarm.node import membership as membership_module
 from swarm.node.membership import Membership
@@ -132,6 +133,7 @@ def member(network: Any, folder: Path) -> Membership:
         SwarmDir(folder),
         heartbeat_s=0.01,
         describe=describe,
+        ledger=Ledger(folder / "ledger.sqlite"),
         on_charter=on_charter,
     )
 
