@@ -1,7 +1,7 @@
 """Payloads between two peers over one libp2p stream: charter, blobs by hash, notices.
 
-Owns: frames, sizes, time limits, upload rate and the number of streams served. Does not know: what
-a charter, a blob or a notice says, nor which of them to ask for.
+Owns: frames, sizes, time limits. Does not know: what a charter, a blob or a notice says, which of
+them to ask for, nor why a peer is turned away.
 
 One stream is one request, one reply, the payloads, then the reader's last byte (docs/PROTOCOL.md,
 "Streams"). Each side bounds what the other can cost it: a chunk that does not come or go in time
@@ -13,7 +13,6 @@ import hashlib
 import io
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -26,28 +25,32 @@ import msgpack
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.net.daemon import NetworkError, RefusedByDaemonError
 from swarm.net.overlay import Overlay
+from swarm.net.serving_limits import (
+    CHUNK_BYTES,
+    CHUNK_TIMEOUT_S,
+    Place,
+    StreamLimits,
+    UploadLimit,
+)
 from swarm.protocol.manifest import MAX_CHARTER_BYTES
 from swarm.protocol.reasons import Reason
+from swarm.protocol.receipts import Receipt
 from swarm.protocol.records import PROTOCOL_VERSIONS
 
-CHUNK_BYTES = 256 * 1024
 MAX_FRAME_BYTES = 64 * 1024
 MAX_NOTICE_BYTES = 4096
 MAX_BLOBS_PER_REQUEST = 16
-MAX_STREAMS_PER_PEER = 8
 
 OPEN_TIMEOUT_S = 10.0
 FRAME_TIMEOUT_S = 10.0
-CHUNK_TIMEOUT_S = 15.0
-"""For one chunk to come or go: a stream moves at least 17 KiB/s or ends."""
 ACK_TIMEOUT_S = 30.0
+DOORSTEP_TIMEOUT_S = 5.0
+"""For one who is turned away to read why."""
 
 _PROTOCOL_PREFIX = "/swarm-node/exchange/"
 _ACK = b"\x06"
 _HASH_BYTES = 32
 _MAX_DETAIL_CHARS = 200
-# Streams beside those that send a payload: a request being read, a notice, a last byte awaited.
-_EXTRA_STREAMS = 64
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Status(StrEnum):
 
 
 _REPLY_STATUS = (Status.OK, Status.NOT_FOUND, Status.REFUSED, Status.BUSY)
+_REFUSALS = (Reason.NOT_MEMBER, Reason.BANNED)
 
 
 class ExchangeError(SwarmError):
@@ -76,44 +80,14 @@ class ExchangeError(SwarmError):
     Args:
         status: why.
         detail: in words, partly a peer's.
+        reason: of those in `swarm.protocol.reasons`, where the peer named one.
     """
 
-    def __init__(self, status: Status, detail: str) -> None:
+    def __init__(self, status: Status, detail: str, reason: Reason | None = None) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail
-
-
-class UploadLimit:
-    """Spaces out chunks so that all streams together keep to a rate.
-
-    Args:
-        bytes_per_s: None: no limit.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(
-        self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._free_s = clock()
-
-    def reserve(self, size_bytes: int) -> float:
-        """Take the next place in line; how many seconds to wait before sending."""
-        if self._bytes_per_s is None:
-            return 0.0
-        now_s = self._clock()
-        start_s = max(now_s, self._free_s)
-        self._free_s = start_s + size_bytes / self._bytes_per_s
-        return start_s - now_s
-
-    def streams(self, at_most: int) -> int:
-        """How many streams can share the rate before their readers give a chunk up."""
-        if self._bytes_per_s is None:
-            return at_most
-        chunks = self._bytes_per_s * CHUNK_TIMEOUT_S / 2 / CHUNK_BYTES
-        return min(at_most, max(1, int(chunks)))
+        self.reason = reason
 
 
 class Exchange:
@@ -128,6 +102,11 @@ class Exchange:
         on_sent: called with a peer and the size of a blob that was sent to it whole.
         max_streams: payloads sent at once; more are answered "busy".
         upload_bytes_per_s: of all streams together; None: no limit.
+        refusal: why nothing that a peer sends is read; None: it is served.
+        receipt: what a peer is told about its groups, with every reply.
+        on_receipt: called with a peer's id and its receipt.
+        on_refused: called with the id of a peer that was turned away.
+        on_malformed: called with the id of a peer whose request broke the protocol, and how.
     """
 
     def __init__(
@@ -141,6 +120,11 @@ class Exchange:
         max_streams: int = 16,
         upload_bytes_per_s: float | None = None,
         on_sent: Callable[[str, int], None] = lambda _peer, _size: None,
+        refusal: Callable[[str], Reason | None] = lambda _: None,
+        receipt: Callable[[str], Receipt | None] = lambda _: None,
+        on_receipt: Callable[[str, Receipt], None] = lambda _peer, _receipt: None,
+        on_refused: Callable[[str], None] = lambda _: None,
+        on_malformed: Callable[[str, RemoteProtocolError], None] = lambda _peer, _error: None,
     ) -> None:
         self.served: Counter[str] = Counter()
         """Requests answered, by "<operation> <status>"."""
@@ -154,9 +138,13 @@ class Exchange:
         self._on_sent = on_sent
         self._limit = UploadLimit(upload_bytes_per_s)
         self._max_sending = self._limit.streams(max_streams)
-        self._max_streams = max_streams + _EXTRA_STREAMS
         self._sending = 0
-        self._streams_by_peer: Counter[str] = Counter()
+        self._streams = StreamLimits(max_streams)
+        self._refusal = refusal
+        self._receipt = receipt
+        self._on_receipt = on_receipt
+        self._on_refused = on_refused
+        self._on_malformed = on_malformed
 
     async def start(self) -> None:
         """Serve from now on; the overlay ends it with its own stop."""
@@ -250,6 +238,7 @@ class Exchange:
                 async with asyncio.timeout(FRAME_TIMEOUT_S):
                     await writer.drain()
                 reply = await _read_frame(reader)
+                self._read_receipt(peer, reply)
                 yield reader, _check_reply(reply)
                 with suppress(OSError):  # all is here; only the peer's own bookkeeping misses it
                     writer.write(_ACK)
@@ -257,6 +246,12 @@ class Exchange:
                         await writer.drain()
             finally:
                 writer.close()
+
+    def _read_receipt(self, peer: str, reply: Mapping[str, Any]) -> None:
+        reason = _reason_of(reply)
+        receipt = Receipt(str(reason), 0, 0) if reason else Receipt.from_map(reply.get("receipt"))
+        if receipt is not None:
+            self._on_receipt(peer, receipt)
 
     async def _read_blob(self, reader: asyncio.StreamReader, digest: bytes, size: int) -> bytes:
         payload = await self._read_payload(reader, size)
@@ -278,31 +273,37 @@ class Exchange:
     async def _serve(
         self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One incoming stream, from its request to the reader's last byte.
-
-        Beyond the limits the answer is "busy"; beyond twice the limits there is none.
-        """
-        of_peer, of_all = self._streams_by_peer[peer], self._streams_by_peer.total()
-        if of_peer >= 2 * MAX_STREAMS_PER_PEER or of_all >= 2 * self._max_streams:
-            self.served["dropped"] += 1
-            return
-        self._streams_by_peer[peer] += 1
+        """One incoming stream, from its request to the reader's last byte."""
+        reason = self._refusal(peer)
         try:
-            if of_peer >= MAX_STREAMS_PER_PEER or of_all >= self._max_streams:
-                await self._reply(writer, "any", Status.BUSY, detail="too many streams")
-            else:
-                await self._answer(peer, reader, writer)
-            # A stream that is closed with bytes unread is reset, and the reply lost with it.
-            async with asyncio.timeout(ACK_TIMEOUT_S):
-                while await reader.read(CHUNK_BYTES):
-                    pass
+            if reason is not None:
+                await self._turn_away(peer, reason, reader, writer)
+                return
+            with self._streams.place(peer) as place:
+                if place is Place.DROPPED:
+                    self.served["dropped"] += 1
+                    return
+                if place is Place.BUSY:
+                    await self._reply(writer, peer, "any", Status.BUSY, detail="too many streams")
+                else:
+                    await self._answer(peer, reader, writer)
+                await _read_to_end(reader, ACK_TIMEOUT_S)
         except (OSError, asyncio.IncompleteReadError) as error:
             self.served["broken off"] += 1
             logger.debug("stream of %s broken off: %r", peer, error)
-        finally:
-            self._streams_by_peer[peer] -= 1
-            if not self._streams_by_peer[peer]:
-                del self._streams_by_peer[peer]
+
+    async def _turn_away(
+        self, peer: str, reason: Reason, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Say why, and read nothing of what the peer has to say."""
+        with self._streams.doorstep(peer) as told:
+            if not told:
+                self.served["dropped"] += 1
+                return
+            self._on_refused(peer)
+            detail = f"{peer} is {'not on the roster' if reason is Reason.NOT_MEMBER else 'banned'}"
+            await self._reply(writer, peer, "any", Status.REFUSED, detail=detail, reason=reason)
+            await _read_to_end(reader, DOORSTEP_TIMEOUT_S)
 
     async def _answer(
         self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -311,13 +312,13 @@ class Exchange:
         try:
             request = await _read_frame(reader)
             if request.get("swarm") != self._swarm_id:
-                await self._reply(writer, operation, Status.REFUSED, detail="another swarm")
+                await self._reply(writer, peer, operation, Status.REFUSED, detail="another swarm")
                 return
             match request.get("op"):
                 case "notice":
                     operation = "notice"
                     self._on_notice(peer, _notice_body(request))
-                    await self._reply(writer, operation, Status.OK)
+                    await self._reply(writer, peer, operation, Status.OK)
                 case "charter":
                     operation = "charter"
                     await self._send(writer, peer, operation, [self._charter()])
@@ -329,27 +330,28 @@ class Exchange:
                     )
                 case other:
                     detail = f"no operation {_word(other)}"
-                    await self._reply(writer, operation, Status.REFUSED, detail=detail)
+                    await self._reply(writer, peer, operation, Status.REFUSED, detail=detail)
         except RemoteProtocolError as error:
             logger.info("request of %s refused: %.200r", peer, str(error))
-            await self._reply(writer, operation, Status.REFUSED, detail=str(error))
+            self._on_malformed(peer, error)
+            await self._reply(writer, peer, operation, Status.REFUSED, detail=str(error))
 
     async def _send(
         self, writer: asyncio.StreamWriter, peer: str, operation: str, blobs: Sequence[Blob]
     ) -> None:
         """Reply with the sizes, then send what is there."""
         if self._sending >= self._max_sending:
-            await self._reply(writer, operation, Status.BUSY, detail="too many uploads")
+            await self._reply(writer, peer, operation, Status.BUSY, detail="too many uploads")
             return
         if operation == "charter" and blobs[0] is None:
-            await self._reply(writer, operation, Status.NOT_FOUND, detail="no charter yet")
+            await self._reply(writer, peer, operation, Status.NOT_FOUND, detail="no charter yet")
             return
         self._sending += 1
         try:
             with ExitStack() as stack:
                 sources = [await _open_source(blob, stack) for blob in blobs]
                 sizes = [None if source is None else source[1] for source in sources]
-                await self._reply(writer, operation, Status.OK, sizes=sizes)
+                await self._reply(writer, peer, operation, Status.OK, sizes=sizes)
                 for source in sources:
                     if source is not None:
                         await self._send_payload(writer, *source)
@@ -376,14 +378,25 @@ class Exchange:
     async def _reply(
         self,
         writer: asyncio.StreamWriter,
+        peer: str,
         operation: str,
         status: Status,
         *,
         sizes: Sequence[int | None] = (),
         detail: str = "",
+        reason: Reason | None = None,
     ) -> None:
         self.served[f"{operation} {status}"] += 1
-        reply = {"status": str(status), "sizes": list(sizes), "detail": detail[:_MAX_DETAIL_CHARS]}
+        reply: dict[str, Any] = {
+            "status": str(status),
+            "sizes": list(sizes),
+            "detail": detail[:_MAX_DETAIL_CHARS],
+        }
+        receipt = self._receipt(peer)
+        if reason is not None:
+            reply["reason"] = str(reason)
+        elif receipt is not None:
+            reply["receipt"] = receipt.to_map()
         writer.write(_frame(reply))
         async with asyncio.timeout(FRAME_TIMEOUT_S):
             await writer.drain()
@@ -431,12 +444,25 @@ def _check_reply(reply: Mapping[str, Any]) -> list[int | None]:
     if status not in _REPLY_STATUS or not isinstance(sizes, list) or not isinstance(detail, str):
         raise RemoteProtocolError(Reason.MALFORMED, f"a reply with status {_word(status)}")
     if status != Status.OK:
-        raise ExchangeError(Status(status), f"{detail[:_MAX_DETAIL_CHARS]!r}")
+        raise ExchangeError(Status(status), f"{detail[:_MAX_DETAIL_CHARS]!r}", _reason_of(reply))
     if len(sizes) > MAX_BLOBS_PER_REQUEST or not all(
         size is None or (type(size) is int and size >= 0) for size in sizes
     ):
         raise RemoteProtocolError(Reason.MALFORMED, "a reply with sizes that are no sizes")
     return sizes
+
+
+def _reason_of(reply: Mapping[str, Any]) -> Reason | None:
+    """The reason for which a peer turned this node away; None for one not known here."""
+    reason = reply.get("reason")
+    return Reason(reason) if isinstance(reason, str) and reason in _REFUSALS else None
+
+
+async def _read_to_end(reader: asyncio.StreamReader, timeout_s: float) -> None:
+    """A stream that is closed with bytes unread is reset, and the reply lost with it."""
+    async with asyncio.timeout(timeout_s):
+        while await reader.read(CHUNK_BYTES):
+            pass
 
 
 def _checked_sizes(

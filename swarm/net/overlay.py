@@ -69,6 +69,7 @@ class Overlay:
         use_relay: be reachable through other members, and map a port on the router.
         on_restart: called after the network daemon died and was started again.
         client: only ask: listen nowhere, store nothing for others, publish nothing.
+        refusal: why no record of a peer is kept or believed; None: it may have some.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Overlay:
         use_relay: bool = False,
         on_restart: Iterable[Callable[[], None]] = (),
         client: bool = False,
+        refusal: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.peer_id = identity.peer_id
         self.port = port
@@ -102,7 +104,8 @@ class Overlay:
         self._announce = tuple(announce)
         self._runtime_dir = runtime_dir
         self._use_relay = use_relay
-        self._validator = RecordValidator()
+        self._refusal = refusal
+        self._validator = RecordValidator(refusal=refusal)
         self._node_id = DHTID.generate(source=PeerID.from_base58(self.peer_id).to_bytes())
         self._daemon: Daemon | None = None
         self._node: Any = None
@@ -454,11 +457,14 @@ class Overlay:
         if found is None or not isinstance(found.value, dict):
             return {}
         now_s = time.time()
-        return {
+        records = {
             (peer_id_of(subkey[:PUBLIC_KEY_BYTES]), subkey[PUBLIC_KEY_BYTES:]): entry.value
             for subkey, entry in found.value.items()
             if entry.expiration_time > now_s
         }
+        # What this node held before a peer was turned away is no record of its any more.
+        refused = {peer for peer, _ in records if self._refusal(peer) is not None}
+        return {key: body for key, body in records.items() if key[0] not in refused}
 
     async def _running_node(self) -> Any:
         """hivemind's node, after a restart of the daemon if need be; None when there is none."""

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgpack
 
 from swarm.errors import RemoteProtocolError
-from swarm.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
+from swarm.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, peer_id_of
 from swarm.protocol.records import verify_record
 
 MAX_RECORDS_PER_PEER_AND_KEY = 32
@@ -31,6 +32,9 @@ MIN_RENEWAL_S = 1.0
 Each renewal leaves a trace in every holder's expiration heap until it expires."""
 
 DHT_ID_BYTES = 20
+
+# Each record of a member is looked at again with every search.
+_peer_id = lru_cache(maxsize=4096)(peer_id_of)
 
 # msgpack bin 8, in which a subkey travels
 _SUBKEY_HEAD = 0xC4
@@ -81,10 +85,16 @@ class RecordValidator:
 
     Args:
         clock: Unix time in seconds.
+        refusal: why no record of a peer is kept or believed; None: it may have some.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        refusal: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
         self.refused: Counter[str] = Counter()
+        self._refusal = refusal
         self._clock = clock
         self._live: dict[tuple[bytes, bytes], _Live] = {}
         self._by_expiry: list[tuple[float, bytes, bytes]] = []  # one entry per live record
@@ -124,6 +134,10 @@ class RecordValidator:
         head, size, subkey = record.subkey[0], record.subkey[1], record.subkey[2:]
         if head != _SUBKEY_HEAD or size != len(subkey):
             return RecordFault.KIND
+        if len(subkey) >= PUBLIC_KEY_BYTES:
+            refusal = self._refusal(_peer_id(subkey[:PUBLIC_KEY_BYTES]))
+            if refusal is not None:
+                return refusal
         if expires_s <= now_s:
             return RecordFault.EXPIRED
         live = self._live.get((key, subkey))

@@ -14,16 +14,17 @@ from swarm.errors import RemoteProtocolError
 from swarm.net import exchange as exchange_module
 from swarm.net.daemon import RefusedByDaemonError
 from swarm.net.exchange import (
-    CHUNK_BYTES,
     MAX_BLOBS_PER_REQUEST,
     MAX_NOTICE_BYTES,
-    MAX_STREAMS_PER_PEER,
     Exchange,
     ExchangeError,
     Status,
 )
 from swarm.net.overlay import Overlay
+from swarm.net.serving_limits import CHUNK_BYTES, MAX_STREAMS_PER_PEER
 from swarm.protocol.identity import Identity
+from swarm.protocol.reasons import Reason
+from swarm.protocol.receipts import Receipt
 
 SWARM = b"s" * 32
 PROTOCOL = "/swarm-node/exchange/1"
@@ -264,7 +265,50 @@ class TestBadClients:
                 assert len(reply["detail"]) <= 200
             assert library.notices == []
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
-            await until(lambda: serves._streams_by_peer.total() == 0, 5.0)
+            await until(lambda: len(serves._streams) == 0, 5.0)
+
+    async def test_who_is_not_let_in_is_told_why_and_not_read(self) -> None:
+        refused: list[str] = []
+        malformed: list[str] = []
+        receipts: list[Receipt] = []
+        library = Library()
+        verdicts = {"stranger": Reason.NOT_MEMBER}
+        async with nest() as nests:
+            server, reader = await nests.swarm(2)
+            serves = library.exchange(
+                server,
+                refusal=lambda _: verdicts.get("stranger"),
+                on_refused=refused.append,
+                on_malformed=lambda peer, error: malformed.append(f"{peer} {error.reason}"),
+                receipt=lambda _: Receipt("age", 7, 3),
+            )
+            await serves.start()
+            asks = Library().exchange(reader, on_receipt=lambda _, said: receipts.append(said))
+            with pytest.raises(ExchangeError) as caught:
+                await asks.fetch_charter(server.peer_id)
+            assert (caught.value.status, caught.value.reason) == ("refused", "not_member")
+            assert reader.peer_id in caught.value.detail
+            await fails(asks.notify(server.peer_id, b"let me in"), Status.REFUSED)
+            _, answer, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
+            writer.write(b"\xff" * 64)  # no frame at all
+            assert (await read_reply(answer))["reason"] == "not_member"
+            writer.close()
+            assert receipts == [Receipt("not_member", 0, 0)] * 2
+            assert refused == [reader.peer_id] * 3
+            assert (library.notices, malformed) == ([], [])
+
+            verdicts.clear()
+            await asks.notify(server.peer_id, b"and now")
+            assert library.notices == [(reader.peer_id, b"and now")]
+            assert receipts[2:] == [Receipt("age", 7, 3)]
+            with pytest.raises(ExchangeError):
+                await asks.fetch_blob(server.peer_id, b"h" * 32, 5)
+            assert receipts[3:] == [Receipt("age", 7, 3)]
+            _, answer, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
+            writer.write(b"\xff" * 64)
+            assert (await read_reply(answer))["status"] == "refused"
+            writer.close()
+            assert malformed == [f"{reader.peer_id} malformed"]
 
     async def test_more_uploads_than_slots_are_answered_busy(
         self, monkeypatch: pytest.MonkeyPatch
@@ -298,12 +342,12 @@ class TestBadClients:
             for _ in range(MAX_STREAMS_PER_PEER):
                 _, _, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
                 writers.append(writer)
-            await until(lambda: serves._streams_by_peer[reader.peer_id] == MAX_STREAMS_PER_PEER)
+            await until(lambda: serves._streams.of(reader.peer_id) == MAX_STREAMS_PER_PEER)
             for _ in range(5):
                 await fails(asks.notify(server.peer_id, b""), Status.BUSY)
             other = await nests.start(await server.addresses())
             await Library().exchange(other).notify(server.peer_id, b"another peer is served")
-            await until(lambda: serves._streams_by_peer.total() == 0, 10.0)
+            await until(lambda: len(serves._streams) == 0, 10.0)
             await asks.notify(server.peer_id, b"")
             for writer in writers:
                 writer.close()
@@ -316,10 +360,10 @@ class TestBadClients:
                 _, _, writer = await reader.open_stream(server.peer_id, [PROTOCOL], 5.0)
                 writers.append(writer)
             await until(lambda: serves.served["dropped"] == 3)
-            assert serves._streams_by_peer[reader.peer_id] == 2 * MAX_STREAMS_PER_PEER
+            assert serves._streams.of(reader.peer_id) == 2 * MAX_STREAMS_PER_PEER
             for writer in writers:
                 writer.close()
-            await until(lambda: serves._streams_by_peer.total() == 0, 5.0)
+            await until(lambda: len(serves._streams) == 0, 5.0)
 
     async def test_a_client_that_leaves_frees_its_slot(self) -> None:
         library = Library()

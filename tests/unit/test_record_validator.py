@@ -211,3 +211,19 @@ def test_a_record_that_was_seen_is_not_verified_again(
     assert validator.validate(good)
     with pytest.raises(ZeroDivisionError):
         validator.validate(record(clock, b"new", ttl_s=70))
+
+
+def test_who_is_not_let_in_has_no_records_whatever_they_say(clock: Clock) -> None:
+    outside = {OTHER.peer_id: "not_member"}
+    validator = RecordValidator(clock, outside.get)
+    theirs = record(clock, by=OTHER)
+    assert validator.validate(record(clock))
+    assert not validator.validate(theirs)
+    assert not validator.validate(replace(theirs, value=b"not even signed"))
+    assert validator.refused == {"not_member": 2}
+    assert len(validator) == 1
+    outside.clear()
+    assert validator.validate(theirs)
+    outside[OTHER.peer_id] = "banned"
+    assert not validator.validate(theirs)  # one that was accepted before, too
+    assert validator.refused == {"not_member": 2, "banned": 1}
