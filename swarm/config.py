@@ -108,6 +108,12 @@ class NetworkSection(Section):
         default=16, description="Uploads at once."
     )
 
+    follow_bans: bool = Field(
+        default=True,
+        description="Keep out whom the swarm's organizers advise against; `swarm-node peers unban` "
+        "makes exceptions.",
+    )
+
     @field_validator("host")
     @classmethod
     def _is_ipv4(cls, host: str) -> str:
@@ -130,6 +136,11 @@ class LimitsSection(Section):
     )
     blob_store_mb: Positive = Field(
         default=2048, description="Disk for rollouts, in MB; the oldest are deleted first."
+    )
+    min_free_mb: Annotated[int, Field(ge=0)] = Field(
+        default=256,
+        description="Nothing that training can do without is written when less than this would "
+        "stay free on the disk, in MB.",
     )
 
 
@@ -316,6 +327,11 @@ class PoolSection(Section):
     )
     max_age_steps: Annotated[float, Field(gt=0.0)] = Field(
         default=3.0, description="Age limit in durations of this node's own step."
+    )
+    max_peer_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.5,
+        description="Part of a batch that one peer may have at most, however few peers there are; "
+        "one group it may always have.",
     )
 
 

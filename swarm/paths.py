@@ -7,6 +7,7 @@ Does not know: what the files hold.
     <data>/lock                    held while a node runs; holds its pid
     <data>/current                 the swarm that a bare `swarm-node join` resumes
     <data>/port                    the port used last
+    <data>/bans.json               peers that the owner keeps out, or lets in all the same
     <data>/swarms/<id>/            one swarm
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         peers.json                 addresses of members seen
@@ -93,6 +94,10 @@ class DataDir:
     @property
     def port_path(self) -> Path:
         return self.root / "port"
+
+    @property
+    def bans_path(self) -> Path:
+        return self.root / "bans.json"
 
     @property
     def log_path(self) -> Path:

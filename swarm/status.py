@@ -100,6 +100,8 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
     if swarm.get("closes_at_s") is not None:
         closes = swarm["closes_at_s"]
         terms += ", closed" if closes <= now else f", closes in {ago(closes - now)}"
+    if "open" in swarm:
+        terms += ", open swarm" if swarm["open"] else f", roster of {swarm['roster']}"
     rows.add_row("swarm", f"{safe(swarm.get('name', ''), 64)} {swarm['id'][:16]}{terms}")
     rows.add_row(
         "node",
@@ -127,6 +129,10 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
     if not network["connected"]:
         for address, result in network["dial"].items():
             rows.add_row("", f"{safe(address, 120)}: {safe(result, 200)}")
+    reception = status.get("reception", {})
+    if reception.get("reporting"):
+        verdicts = ", ".join(f"{safe(k, 32)} {v}" for k, v in reception["verdicts"].items())
+        rows.add_row("peers say", f"{verdicts} (of our groups, lately)")
     parts: list[RenderableType] = [rows]
     if status["members"]:
         parts += [Text(), members_table(status["members"], now)]
@@ -219,3 +225,47 @@ def swarm_view(snapshot: Mapping[str, Any], now_s: float | None = None) -> Rende
     if closes is not None:
         head.append("  closed" if closes <= now else f"  closes in {ago(closes - now)}")
     return Group(head, Text(), members_table(snapshot["members"], now))
+
+
+def peers_view(snapshot: Mapping[str, Any]) -> RenderableType:
+    """The screen of `swarm-node peers`."""
+    lists = snapshot["admission"]
+    if lists["open"]:
+        head = "open swarm: whoever has the invite may take part"
+    else:
+        head = f"roster of {lists['members']} members"
+    if not lists["follows_bans"]:
+        head += "; the organizers' bans are not followed here"
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for column, justify in (
+        ("member", "left"),
+        ("peer", "left"),
+        ("state", "left"),
+        ("accepted", "right"),
+        ("rejected", "right"),
+        ("trained", "right"),
+        ("drifted", "right"),
+        ("failed", "right"),
+        ("strikes", "right"),
+        ("fetched", "right"),
+        ("why", "left"),
+        ("says of us", "left"),
+    ):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for peer in snapshot["peers"]:
+        rejected = peer["rejected"]
+        table.add_row(
+            safe(peer["name"], 24),
+            peer["peer_id"],
+            peer["state"],
+            number(peer["accepted"]),
+            number(sum(rejected.values())),
+            number(peer["samples_trained"]),
+            number(peer["samples_drifted"]),
+            number(peer["fetch_failures"]),
+            f"{peer['strikes']:.1f}",
+            size(peer["fetched_bytes"]),
+            ", ".join(f"{reason} {count}" for reason, count in rejected.items()),
+            safe(peer["receipt"]["verdict"], 32) if peer["receipt"] else "-",
+        )
+    return Group(Text(head), Text(), table)

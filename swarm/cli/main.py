@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from swarm import __version__
-from swarm.cli import demo, join, ledger, replay, running, seed, setup, status
+from swarm.cli import demo, join, ledger, peers, replay, running, seed, setup, status
 from swarm.cli.arguments import Parser
 from swarm.errors import ExitCode, SwarmError
 
@@ -80,6 +80,7 @@ def _parser() -> Parser:
         status.add,
         running.add,
         ledger.add,
+        peers.add,
         replay.add,
         demo.add,
         setup.add_version,

@@ -19,6 +19,7 @@ def add(verbs: Verbs) -> None:
         "start a swarm on a prompt file, serve it, and print its invite; or amend it",
         "  swarm-node seed gsm8k.jsonl --tokenizer ~/models/Qwen2.5-1.5B --group-size 12\n"
         "  swarm-node seed                      serve the swarm of this data dir again\n"
+        "  swarm-node seed gsm8k.jsonl --tokenizer DIR --members ids.txt  for these only\n"
         "  swarm-node seed --append more.jsonl  add prompts to it\n"
         "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
     )
@@ -74,6 +75,12 @@ def add(verbs: Verbs) -> None:
         help="end the swarm now, or at an ISO 8601 time",
     )
     seed.add_argument("--min-version", metavar="X.Y.Z", help="oldest software that may train")
+    seed.add_argument(
+        "--members",
+        type=Path,
+        metavar="FILE",
+        help="only these may take part: one peer id a line; more with `swarm-node members add`",
+    )
     add_node_flags(seed)
     seed.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
 
@@ -86,7 +93,7 @@ def _seed(arguments: Arguments) -> int:
     data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
     request = _amendment(arguments)
     if request is not None:
-        return _amend(data_dir, request)
+        return sign_amendment(data_dir, request)
     configure_logging(config.node.log_level, data_dir.log_path)
     swarm_id = _found_or_find(arguments, data_dir)
 
@@ -117,8 +124,10 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
     if arguments.tokenizer is None:
         raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
 
-    from swarm.node.organizer import SeedOptions, make_genesis, same_terms, store_genesis
+    from swarm.cli.peers import read_members
+    from swarm.node.organizer import SeedOptions, amend, make_genesis, same_terms, store_genesis
 
+    members = None if arguments.members is None else read_members(arguments.members)
     options = SeedOptions(
         prompts=arguments.prompts,
         tokenizer=arguments.tokenizer.expanduser().absolute(),
@@ -150,7 +159,10 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
             "with other prompts or options. To add prompts: seed --append FILE. For another swarm: "
             "another --data-dir. To serve it again: seed without PROMPTS"
         )
-    store_genesis(genesis, options, data_dir)
+    swarm_dir = store_genesis(genesis, options, data_dir)
+    if members is not None:
+        charter = Charter.from_genesis(genesis.manifest)
+        run_async(amend(charter, swarm_dir, identity, {"roster": {"add": members}}))
     return bytes(genesis.manifest.swarm_id)
 
 
@@ -185,13 +197,20 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
         asked.append({"close_at_s": when})
     if arguments.min_version is not None:
         asked.append({"minimum_version": arguments.min_version})
+    if arguments.members is not None and arguments.prompts is None:
+        from swarm.cli.peers import read_members
+
+        asked.append({"roster": {"add": read_members(arguments.members)}})
     if len(asked) > 1 or (asked and arguments.prompts is not None):
-        raise UsageError("give one of PROMPTS, --append, --close, --min-version at a time")
+        raise UsageError(
+            "give one of PROMPTS, --append, --close, --min-version, --members at a time "
+            "(--members goes with PROMPTS too)"
+        )
     return asked[0] if asked else None
 
 
-def _amend(data_dir: Any, request: dict[str, Any]) -> int:
-    """Have the running organizer sign an amendment, or sign it for its next start."""
+def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
+    """Have the running organizer sign amendments, or sign them for its next start."""
     from swarm.control import control_request
     from swarm.errors import NotRunningError
     from swarm.protocol.identity import Identity

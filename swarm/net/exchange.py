@@ -104,7 +104,7 @@ class Exchange:
         upload_bytes_per_s: of all streams together; None: no limit.
         refusal: why nothing that a peer sends is read; None: it is served.
         receipt: what a peer is told about its groups, with every reply.
-        on_receipt: called with a peer's id and its receipt.
+        on_receipt: called with a peer's id and the receipt in its reply, None where there is none.
         on_refused: called with the id of a peer that was turned away.
         on_malformed: called with the id of a peer whose request broke the protocol, and how.
     """
@@ -122,7 +122,7 @@ class Exchange:
         on_sent: Callable[[str, int], None] = lambda _peer, _size: None,
         refusal: Callable[[str], Reason | None] = lambda _: None,
         receipt: Callable[[str], Receipt | None] = lambda _: None,
-        on_receipt: Callable[[str, Receipt], None] = lambda _peer, _receipt: None,
+        on_receipt: Callable[[str, Receipt | None], None] = lambda _peer, _receipt: None,
         on_refused: Callable[[str], None] = lambda _: None,
         on_malformed: Callable[[str, RemoteProtocolError], None] = lambda _peer, _error: None,
     ) -> None:
@@ -250,8 +250,7 @@ class Exchange:
     def _read_receipt(self, peer: str, reply: Mapping[str, Any]) -> None:
         reason = _reason_of(reply)
         receipt = Receipt(str(reason), 0, 0) if reason else Receipt.from_map(reply.get("receipt"))
-        if receipt is not None:
-            self._on_receipt(peer, receipt)
+        self._on_receipt(peer, receipt)
 
     async def _read_blob(self, reader: asyncio.StreamReader, digest: bytes, size: int) -> bytes:
         payload = await self._read_payload(reader, size)

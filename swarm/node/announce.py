@@ -8,10 +8,11 @@ however fast a node samples.
 """
 
 import asyncio
+import hashlib
 import logging
 import random
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from swarm.errors import RemoteProtocolError
@@ -38,6 +39,10 @@ DHT_RECORDS = 4
 
 MAX_NOTIFIED = 16
 """Members that get a notice at once; more are chosen at random, the others read the DHT."""
+
+
+MAX_BAD_RECORDS = 4096
+"""Records remembered as no announcements."""
 
 
 class Announcer:
@@ -72,6 +77,7 @@ class Announcer:
         self._fresh = False
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
         self._random = random.Random()
+        self._bad_records: OrderedDict[bytes, None] = OrderedDict()
         self.notices_sent = 0
         self.notices_failed = 0
 
@@ -92,6 +98,22 @@ class Announcer:
         try:
             announcement = Announcement.unpack(body)
         except RemoteProtocolError as error:
+            self._reject(publisher, error)
+        else:
+            self._offer(publisher, announcement)
+
+    def _receive_record(self, publisher: str, body: bytes) -> None:
+        """The same record is read again and again: a bad one counts once, a good one each time,
+        since its groups may have been forgotten or not fetched."""
+        digest = hashlib.sha256(publisher.encode() + body).digest()
+        if digest in self._bad_records:
+            return
+        try:
+            announcement = Announcement.unpack(body)
+        except RemoteProtocolError as error:
+            self._bad_records[digest] = None
+            if len(self._bad_records) > MAX_BAD_RECORDS:
+                self._bad_records.popitem(last=False)
             self._reject(publisher, error)
         else:
             self._offer(publisher, announcement)
@@ -156,4 +178,4 @@ class Announcer:
         ):
             for (publisher, _), body in (await self._overlay.get(key)).items():
                 if publisher != self._overlay.peer_id:
-                    self.receive(publisher, body)
+                    self._receive_record(publisher, body)

@@ -29,6 +29,8 @@ MAX_QUEUED_PER_PEER = 64
 
 MAX_QUEUES = 1024
 """Peers whose groups wait; the one that announced the longest ago is forgotten first."""
+MIN_FETCH_S = 30.0
+"""For one fetch, where the age limit is shorter."""
 
 Check = Callable[[GroupRef, str], None]
 Verify = Callable[[bytes, GroupRef, str], RolloutGroup]
@@ -46,6 +48,8 @@ class GatherCounts:
     bytes: int = 0
     tokens: int = 0
     rejected_by_reason: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Groups that nothing is wrong with, but that were never fetched, by reason: no room, age."""
 
 
 class Gatherer:
@@ -96,6 +100,8 @@ class Gatherer:
         """Note groups that a peer announced; returns at once."""
         now = time.monotonic()
         self._peers.seen(publisher, now)
+        if self._peers.quarantined(publisher, now):
+            return
         queue = self._queues.get(publisher, OrderedDict())
         for ref in announcement.groups:
             if ref.hash in queue or self._pool.wants(ref, publisher) is Reason.DUPLICATE:
@@ -110,11 +116,17 @@ class Gatherer:
             queue[ref.hash] = (ref, now)
         while len(queue) > MAX_QUEUED_PER_PEER:
             queue.popitem(last=False)
+            self._leave_out(Reason.NO_ROOM)
         if queue:
             self._queues[publisher] = queue
         while len(self._queues) > MAX_QUEUES:
-            self._queues.popitem(last=False)
+            _, forgotten = self._queues.popitem(last=False)
+            self._leave_out(Reason.NO_ROOM, len(forgotten))
         self._wake.set()
+
+    def forget(self, publisher: str) -> None:
+        """Fetch nothing of what a peer announced."""
+        self._queues.pop(publisher, None)
 
     def wake(self) -> None:
         """The pool has room again."""
@@ -137,7 +149,9 @@ class Gatherer:
                     choice = self._choose(max_age_s())
                 publisher, wanted = choice
                 self._busy.add(publisher)
-                task = tasks.create_task(self._fetch(publisher, wanted))
+                task = tasks.create_task(
+                    self._fetch(publisher, wanted, max(MIN_FETCH_S, max_age_s()))
+                )
                 task.add_done_callback(lambda _: slots.release())
 
     def _choose(self, max_age_s: float) -> tuple[str, list[tuple[GroupRef, float]]] | None:
@@ -152,6 +166,7 @@ class Gatherer:
             while queue and len(wanted) < min(lacking, MAX_BLOBS_PER_REQUEST):
                 digest, (ref, announced_s) = queue.popitem(last=True)
                 if now - announced_s > max_age_s:
+                    self._leave_out(Reason.AGE, 1 + len(queue))
                     queue.clear()  # the rest is older
                     break
                 verdict = self._pool.wants(ref, publisher)
@@ -168,14 +183,23 @@ class Gatherer:
                 return publisher, wanted
         return None
 
-    async def _fetch(self, publisher: str, wanted: list[tuple[GroupRef, float]]) -> None:
+    async def _fetch(
+        self, publisher: str, wanted: list[tuple[GroupRef, float]], timeout_s: float
+    ) -> None:
+        """Fetch, check, reward and pool some groups.
+
+        Args:
+            timeout_s: for the bytes to come: what takes longer is too old when it is here, and
+                would keep others from being fetched.
+        """
         try:
-            blobs = await self._exchange.fetch_blobs(
-                publisher, [(ref.hash, ref.size_bytes) for ref, _ in wanted]
-            )
-        except ExchangeError as error:
+            async with asyncio.timeout(timeout_s):
+                blobs = await self._exchange.fetch_blobs(
+                    publisher, [(ref.hash, ref.size_bytes) for ref, _ in wanted]
+                )
+        except (ExchangeError, TimeoutError) as error:
             self._peers.fetch_failed(publisher, time.monotonic())
-            log.info("fetch from %s failed: %s", publisher, error)
+            log.info("fetch from %s failed: %s", publisher, error or f"not in {timeout_s:.0f} s")
             return
         except RemoteProtocolError as error:
             # The rest of the stream is of no use: for the groups in it, this fetch has failed too.
@@ -185,6 +209,9 @@ class Gatherer:
         finally:
             self._busy.discard(publisher)
             self._wake.set()
+        if all(blob is None for blob in blobs):  # announced, and not to be had
+            self._peers.fetch_failed(publisher, time.monotonic())
+            return
         accepted: list[tuple[bytes, RolloutGroup, bytes, float]] = []
         for (ref, announced_s), blob in zip(wanted, blobs, strict=True):
             if blob is None:
@@ -195,6 +222,10 @@ class Gatherer:
             self._ledger.fetched(publisher, len(blob))
             try:
                 group = self._verify(blob, ref, publisher)
+                if self._pool.is_copy(group):
+                    raise RemoteProtocolError(
+                        Reason.DUPLICATE, "another peer published a completion of it before"
+                    )
             except RemoteProtocolError as error:
                 self._pool.dismiss(ref.hash)
                 self.reject(publisher, error)
@@ -222,6 +253,11 @@ class Gatherer:
                 self._peers.accepted(publisher, time.monotonic())
                 self._ledger.accepted(publisher, group.n_tokens)
                 self._keep(digest, blob)
+            else:
+                self.reject(publisher, RemoteProtocolError(Reason.DUPLICATE, "taken before"))
+
+    def _leave_out(self, reason: Reason, groups: int = 1) -> None:
+        self.counts.left_out[reason] = self.counts.left_out.get(reason, 0) + groups
 
     def reject(self, publisher: str, error: RemoteProtocolError) -> None:
         """Count something of a peer that was turned down."""

@@ -22,18 +22,22 @@ import psutil
 from swarm import __version__
 from swarm.config import NodeConfig
 from swarm.control import ControlServer, Handler
-from swarm.errors import TryAgainError
+from swarm.errors import RemoteProtocolError, TryAgainError
 from swarm.ledger import Ledger
 from swarm.metrics.http import Answer, MetricsServer
 from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
-from swarm.node.membership import Membership
+from swarm.node.admission import Admission
+from swarm.node.membership import Membership, off_the_roster
+from swarm.node.peer_view import peers_snapshot
 from swarm.node.store import BlobStore
 from swarm.paths import DataDir, write_atomic
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.peers import PeerTable
 from swarm.protocol.reasons import Reason
+from swarm.protocol.receipts import Reception, complaint
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -92,11 +96,14 @@ class Node:
         self._metrics: MetricsServer | None = None
         self._resources_read: dict[str, Any] = {}
         self._resources_read_s = float("-inf")
+        self.peers = PeerTable()
+        self.reception = Reception()
+        self.admission = Admission(data_dir.bans_path, follow_bans=config.network.follow_bans)
         self.name = config.node.name or socket.gethostname().split(".")[0][:64]
         self.store = BlobStore(
             self.swarm_dir.rollouts_dir,
             quota_bytes=config.limits.blob_store_mb * 1_000_000,
-            min_free_bytes=256 << 20,
+            min_free_bytes=config.limits.min_free_mb * 1_000_000,
         )
         self.ledger = Ledger(self.swarm_dir.ledger_path)
 
@@ -121,6 +128,7 @@ class Node:
                     *self.swarm_dir.load_peers(),
                 ],
                 use_relay=self.config.network.use_relay,
+                refusal=self.admission.refusal,
             )
             limit = self.config.limits.upload_mb_per_s
             self.exchange = Exchange(
@@ -132,11 +140,19 @@ class Node:
                 on_sent=self.ledger.given,
                 max_streams=self.config.network.serve_streams,
                 upload_bytes_per_s=limit * 1e6 or None,
+                refusal=self.admission.refusal,
+                receipt=lambda peer: self.peers.receipt(peer, time.monotonic()),
+                on_receipt=lambda peer, receipt: self.reception.record(
+                    peer, receipt, time.monotonic()
+                ),
+                on_refused=self._on_refused,
+                on_malformed=self.on_malformed,
             )
             self.membership = Membership(
                 self.overlay,
                 self.exchange,
                 self.swarm_dir,
+                self.admission,
                 heartbeat_s=self.config.network.heartbeat_s,
                 describe=self._heartbeat,
                 ledger=self.ledger,
@@ -258,6 +274,17 @@ class Node:
     def on_notice(self, peer_id: str, body: bytes) -> None:
         """A notice arrived."""
 
+    def on_malformed(self, peer_id: str, error: RemoteProtocolError) -> None:
+        """A peer sent a request that breaks the protocol."""
+        self.peers.rejected(peer_id, error.reason, time.monotonic())
+
+    def on_ban(self, peer_id: str) -> None:
+        """A peer is kept out from now on."""
+
+    def _on_refused(self, peer_id: str) -> None:
+        if self.admission.refusal(peer_id) is Reason.NOT_MEMBER:
+            self.membership.knocked(peer_id)
+
     def fill_heartbeat(self, fields: dict[str, Any]) -> None:
         """Add what this role has to say."""
 
@@ -335,7 +362,37 @@ class Node:
 
     def handlers(self) -> dict[str, Handler]:
         """Commands of the control socket."""
-        return {"status": self._status, "invite": self._invite, "stop": self._stop_command}
+        return {
+            "status": self._status,
+            "invite": self._invite,
+            "stop": self._stop_command,
+            "peers": self._peers_command,
+            "ban": self._ban,
+            "unban": self._unban,
+        }
+
+    async def _peers_command(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return peers_snapshot(
+            self.peers,
+            self.membership.members,
+            self.admission,
+            self.reception,
+            time.monotonic(),
+        )
+
+    async def _ban(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for peer in request["peers"]:
+            self.admission.ban(peer)
+            self.on_ban(peer)
+            log.info("%s is banned here", peer)
+        return self.admission.view()
+
+    async def _unban(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for peer in request["peers"]:
+            self.admission.unban(peer)
+            self.peers.pardon(peer)
+            log.info("%s is no longer banned here", peer)
+        return self.admission.view()
 
     async def _invite(self, _: Mapping[str, Any]) -> dict[str, Any]:
         return {"invite": await self.invite()}
@@ -364,6 +421,26 @@ class Node:
             }
         return {**self._resources_read, "rollouts_bytes": self.store.used_bytes}
 
+    def _awaited(self) -> str:
+        if self.membership.outside:
+            return "the swarm's organizer to let this node in"
+        return "a member that has the manifest"
+
+    def _reception(self) -> dict[str, Any]:
+        """What peers say of this node's groups: those that are here, or, at first, all."""
+        now_s = time.monotonic()
+        members = self.membership.members or self.reception.current(now_s)
+        return self.reception.view(members, now_s)
+
+    def _reception_problem(self) -> str:
+        if self.membership.outside:
+            return self.membership.outside
+        view = self._reception()
+        problem = complaint(view)
+        if problem and next(iter(view["verdicts"])) == Reason.NOT_MEMBER:
+            return off_the_roster(self.overlay.peer_id)
+        return problem
+
     async def status(self) -> dict[str, Any]:
         """A snapshot for `swarm-node status`."""
         membership = self.membership
@@ -378,6 +455,8 @@ class Node:
             problems.append("no connection to any member")
         if skew is not None and abs(skew) > MAX_CLOCK_SKEW_S:
             problems.append(f"this machine's clock is {-skew:+.1f} s off its peers': set it by NTP")
+        if problem := self._reception_problem():
+            problems.append(problem)
         if self.store.trouble:
             problems.append(f"rollouts are not stored: {self.store.trouble}")
         if self.ledger.trouble:
@@ -398,7 +477,7 @@ class Node:
             "activity": {
                 "doing": "serving" if known else "looking for members",
                 "since_s": self.started_s,
-                "waiting_for": "" if known else "a member that has the manifest",
+                "waiting_for": "" if known else self._awaited(),
             },
             "problems": problems,
             "not_ready": self.not_ready(),
@@ -417,6 +496,7 @@ class Node:
             ],
             "ledger": self.ledger.view(self.overlay.peer_id, LEDGER_PEERS),
             "resources": self._resources(),
+            "reception": self._reception(),
         }
         if known:
             charter = membership.charter
@@ -425,6 +505,8 @@ class Node:
                 "prompts": sum(ref.count for ref in charter.prompt_sets),
                 "amendments": len(charter.amendments),
                 "closes_at_s": charter.closes_at_s,
+                "open": charter.members is None,
+                "roster": None if charter.members is None else len(charter.members),
             }
         self.fill_status(status)
         return status

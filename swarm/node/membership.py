@@ -14,12 +14,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from swarm.errors import DataError, RemoteProtocolError, SwarmError, UnreachableError
+from swarm.errors import (
+    DataError,
+    IdentityError,
+    RemoteProtocolError,
+    SwarmError,
+    UnreachableError,
+)
 from swarm.ledger import Ledger
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
+from swarm.node.admission import Admission
 from swarm.paths import SwarmDir, write_atomic
 from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.reasons import Reason
 from swarm.protocol.records import (
     HEARTBEAT_TTL_S,
     Heartbeat,
@@ -53,6 +61,11 @@ MAX_CHARTERS_AT_ONCE = 4
 
 TALLIES_PERIOD_S = 15.0
 """Between two records of tallies; they live as long as a heartbeat."""
+KNOCK_RETRY_S = 30.0
+"""Until the next peer that is not on the roster is asked whether it knows a newer one."""
+
+MAX_MEMBERS = 1024
+"""Members that are looked at; of more, those that were here first."""
 
 FIRST_SECONDS = 20.0
 """For so long after the start heartbeats go out and are read once a second."""
@@ -81,6 +94,7 @@ class Membership:
         overlay: Overlay,
         exchange: Exchange,
         swarm_dir: SwarmDir,
+        admission: Admission,
         *,
         heartbeat_s: float,
         describe: Callable[[], Awaitable[Heartbeat]],
@@ -90,6 +104,7 @@ class Membership:
         self._overlay = overlay
         self._exchange = exchange
         self._dir = swarm_dir
+        self._admission = admission
         self._heartbeat_s = heartbeat_s
         self._describe = describe
         self._ledger = ledger
@@ -101,6 +116,10 @@ class Membership:
         self._updating: dict[str, asyncio.Task[None]] = {}
         # Member -> monotonic time before which its charter is not asked for again.
         self._next_charter_s: dict[str, float] = {}
+        self._knocker: str | None = None
+        self._next_knock_s = 0.0
+        # Member that would not serve this node -> why.
+        self._turned_away_by: dict[str, Reason] = {}
         self.members: dict[str, Member] = {}
         self.unreadable: dict[str, str] = {}
 
@@ -124,11 +143,34 @@ class Membership:
         """Use and store these terms."""
         self._charter = charter
         self._shards = charter.manifest.record_shards
+        self._admission.obey(charter)
         write_atomic(self._dir.charter_path, charter.to_bytes())
 
     def samplers(self) -> list[str]:
         """Live members that say that they are sampling, this node not included."""
-        return [m.peer_id for m in self.members.values() if m.heartbeat.sampling]
+        return [
+            m.peer_id
+            for m in self.members.values()
+            if m.heartbeat.sampling and self._admission.refusal(m.peer_id) is None
+        ]
+
+    @property
+    def outside(self) -> str:
+        """Why this node is kept out, and what to do about it; empty: it is not."""
+        if self._charter is not None:
+            off_roster = not self._charter.is_member(self._overlay.peer_id)
+        else:
+            off_roster = Reason.NOT_MEMBER in self._turned_away_by.values()
+            if self._turned_away_by and not off_roster:
+                return f"this node, {self._overlay.peer_id}, is banned from the swarm"
+        return off_the_roster(self._overlay.peer_id) if off_roster else ""
+
+    def knocked(self, peer: str) -> None:
+        """A peer that is not on the roster was turned away; it may know a newer roster."""
+        now_s = time.monotonic()
+        if self._charter is not None and now_s >= self._next_knock_s:
+            self._next_knock_s = now_s + KNOCK_RETRY_S
+            self._knocker = peer
 
     def beat(self) -> None:
         """Send a heartbeat now: something that others schedule by has changed."""
@@ -141,6 +183,7 @@ class Membership:
 
         Raises:
             UnreachableError: with fail_fast, when no member answered; names each address's result.
+            IdentityError: with fail_fast, when this node is not on the roster, or banned.
         """
         if self._dir.charter_path.exists():
             try:
@@ -157,13 +200,20 @@ class Membership:
 
         delay = 0.5
         failures: Counter[str] = Counter()
+        said = ""
         while (charter := await self._first_answer("manifest", ask, failures)) is None:
+            if self.outside and fail_fast:
+                raise IdentityError(self.outside)
+            if self.outside != said:
+                said = self.outside
+                log.warning("%s; trying on", said)
             if fail_fast and delay > 4.0:
                 raise UnreachableError(f"no member of the swarm answers:\n{self.dial_report()}")
-            if delay > 4.0:
+            if delay > 4.0 and not said:
                 log.warning("still looking for a member:\n%s", self.dial_report())
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 15.0)
+        self._turned_away_by.clear()
         self.adopt(charter)
         return charter
 
@@ -184,6 +234,9 @@ class Membership:
                 return await ask(peer)
             except (RemoteProtocolError, ExchangeError, TimeoutError) as error:
                 failures[peer] += 1
+                reason = error.reason if isinstance(error, ExchangeError) else None
+                if reason is not None:
+                    self._turned_away_by[peer] = reason
                 log.info("no %s from %s: %s", what, peer, error or "too slow")
         return None
 
@@ -304,9 +357,13 @@ class Membership:
             for tally in tallies:
                 if tally.tag == mine and peer_id != self._overlay.peer_id:
                     self._ledger.reported(peer_id, tally.accepted, tally.trained)
-        for peer_id, heartbeat in records.heartbeats.items():
+        for peer_id, heartbeat in sorted(
+            records.heartbeats.items(), key=lambda item: item[0] not in self.members
+        ):
             if peer_id == self._overlay.peer_id or heartbeat.state == "left":
                 continue
+            if len(found) >= MAX_MEMBERS:
+                break
             known = self.members.get(peer_id)
             changed = known.changed_s if known and known.heartbeat == heartbeat else now
             found[peer_id] = Member(peer_id, heartbeat, changed)
@@ -321,6 +378,9 @@ class Membership:
         if addresses:
             self._dir.save_peers(addresses)
             self._overlay.remember(addresses)
+        if self._knocker is not None:
+            ahead.append(self._knocker)
+            self._knocker = None
         self._follow(ahead)
 
     def _follow(self, ahead: list[str]) -> None:
@@ -336,6 +396,14 @@ class Membership:
         random.shuffle(due)
         for peer in due[: MAX_CHARTERS_AT_ONCE - len(self._updating)]:
             self._updating[peer] = asyncio.create_task(self._update_charter(peer))
+
+
+def off_the_roster(peer_id: str) -> str:
+    """What the owner of a node that is kept out is told."""
+    return (
+        "this swarm has a roster and this node is not on it: send this id to the swarm's "
+        f"organizer: {peer_id}"
+    )
 
 
 def load_charter(swarm_dir: SwarmDir, swarm_id: bytes) -> Charter:

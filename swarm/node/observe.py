@@ -10,13 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import RemoteProtocolError, UnreachableError
+from swarm.errors import IdentityError, RemoteProtocolError, UnreachableError
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.node.member import member_row
 from swarm.node.membership import read_swarm
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.reasons import Reason
 from swarm.protocol.tallies import tag_of
 
 
@@ -25,6 +26,7 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
 
     Raises:
         UnreachableError: no address of the invite answers; names each one's result.
+        IdentityError: the swarm has a roster.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-node-") as folder:
         identity_path = Path(folder) / "identity.key"
@@ -95,7 +97,14 @@ async def _fetch_charter(
         for peer in overlay.connected():
             try:
                 return Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
-            except (RemoteProtocolError, ExchangeError) as error:
+            except ExchangeError as error:
+                if error.reason is Reason.NOT_MEMBER:
+                    raise IdentityError(
+                        "this swarm has a roster, and only its members see it; ask a member's own "
+                        "node: `swarm-node status`"
+                    ) from None
+                failures[peer] = str(error)
+            except RemoteProtocolError as error:
                 failures[peer] = str(error)
         if time.monotonic() > deadline:
             lines = [f"  {k}: {v}" for k, v in {**overlay.dial_results, **failures}.items()]

@@ -38,6 +38,7 @@ from swarm.protocol.manifest import (
     TokenizerSpec,
 )
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, read_jsonl
+from swarm.protocol.roster import BanChange, RosterChange, changes_to
 from swarm.rewards.registry import check_answer, check_reward
 from swarm.rewards.workers import WorkerPool
 from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
@@ -185,31 +186,42 @@ def same_terms(charter: Charter, genesis: Genesis) -> bool:
     return genesis.manifest.model_copy(update={"created_s": before.created_s}) == before
 
 
-def parse_action(request: Mapping[str, Any], append: PromptSetRef | None) -> Action:
-    """The amendment that a command asks for.
+def parse_actions(request: Mapping[str, Any], append: PromptSetRef | None) -> Sequence[Action]:
+    """The amendments that a command asks for.
 
     Raises:
-        UsageError: it is none of append, close, minimum_version.
+        UsageError: it is none of append, close, minimum_version, roster, ban_list.
     """
     if append is not None:
-        return AppendPrompts(prompts=append)
+        return [AppendPrompts(prompts=append)]
     if "close_at_s" in request:
-        return CloseSwarm(at_s=float(request["close_at_s"]))
+        return [CloseSwarm(at_s=float(request["close_at_s"]))]
     if "minimum_version" in request:
         version = str(request["minimum_version"])
         if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5}){0,3}", version):
             raise UsageError(f"minimum version {version!r}: expected numbers such as 1.2.0")
-        return MinimumVersion(version=version)
-    raise UsageError("an amendment appends prompts, closes the swarm, or sets a minimum version")
+        return [MinimumVersion(version=version)]
+    try:
+        if "roster" in request:
+            return changes_to(RosterChange, **request["roster"])
+        if "ban_list" in request:
+            return changes_to(BanChange, **request["ban_list"])
+    except (ValueError, TypeError) as error:  # pydantic's is a ValueError
+        raise UsageError(f"a list of peers that cannot be: {error}") from None
+    raise UsageError(
+        "an amendment appends prompts, closes the swarm, sets a minimum version, or changes the "
+        "roster or the list of bans"
+    )
 
 
 async def amend(
     charter: Charter, swarm_dir: SwarmDir, identity: Identity, request: Mapping[str, Any]
 ) -> Charter:
-    """Sign one amendment; appended prompts are rendered and stored first.
+    """Sign what a command asks for; appended prompts are rendered and stored first.
 
     Args:
-        request: one of {"append": path}, {"close_at_s": Unix time}, {"minimum_version": text}.
+        request: one of {"append": path}, {"close_at_s": Unix time}, {"minimum_version": text},
+            {"roster" or "ban_list": {"add": peer ids, "remove": peer ids}}.
     """
     append = None
     if "append" in request:
@@ -228,7 +240,9 @@ async def amend(
             )
         for sha256, data in sets.items():
             write_atomic(swarm_dir.prompts_dir / f"{sha256}.jsonl", data)
-    extended = charter.amended(parse_action(request, append), time.time(), identity)
+    extended = charter
+    for action in parse_actions(request, append):
+        extended = extended.amended(action, time.time(), identity)
     write_atomic(swarm_dir.charter_path, extended.to_bytes())
     return extended
 

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from swarm import __version__, model_files
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, DataError
+from swarm.errors import ConfigError, DataError, RemoteProtocolError
 from swarm.learner.calls import Completion
 from swarm.learner.process import LearnerProcess
 from swarm.node.announce import Announcer
@@ -35,7 +35,6 @@ from swarm.node.prompt_table import (
 from swarm.node.training import TrainingLoop
 from swarm.paths import DataDir, RunDir, write_json
 from swarm.protocol.manifest import PromptSetRef
-from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import Finish, RolloutGroup
@@ -82,8 +81,7 @@ class Volunteer(Node):
         )
         self._new_run = new_run
         self.prompts = PromptTable()
-        self.peers = PeerTable()
-        self.pool = Pool(config.train.groups_per_step)
+        self.pool = Pool(config.train.groups_per_step, config.pool.max_peer_share)
         self._evaluation: dict[str, RenderedSet] = {}
         self._stage = "looking for members"
         self._stage_since_s = time.time()
@@ -278,6 +276,20 @@ class Volunteer(Node):
 
     async def on_charter(self) -> None:
         self._charter_changed.set()
+        for publisher in self.pool.publishers():
+            if self.admission.refusal(publisher) is not None:
+                self.on_ban(publisher)
+
+    def on_ban(self, peer_id: str) -> None:
+        if self.gatherer is not None:
+            self.gatherer.forget(peer_id)
+        self.pool.drop(peer_id)
+
+    def on_malformed(self, peer_id: str, error: RemoteProtocolError) -> None:
+        if self.gatherer is not None:
+            self.gatherer.reject(peer_id, error)
+        else:
+            super().on_malformed(peer_id, error)
 
     async def _follow_charter(self) -> None:
         """Act on amendments as they come; heartbeats go on while prompts are fetched."""
@@ -378,12 +390,25 @@ class Volunteer(Node):
     def _on_progress(self) -> None:
         if self.gatherer is not None:
             self.gatherer.wake()
+        if self.loop is not None and self.loop.step > self._judged_step:
+            self._judged_step = self.loop.step
+            self._judge(self.loop.last_report.get("per_peer", {}))
         others = len(self.membership.samplers())
         if self._said_alone != (others == 0):
             self._said_alone = others == 0
             log.info("training alone" if others == 0 else "no longer training alone")
         if self.loop is not None and self.loop.sampling != self._said_sampling:
             self.membership.beat()
+
+    _judged_step = 0
+
+    def _judge(self, per_peer: Mapping[str, Mapping[str, int]]) -> None:
+        """Note what the filter made of each peer's samples, for their receipts."""
+        for peer_id, theirs in per_peer.items():
+            if peer_id != "own":
+                self.peers.trained(
+                    peer_id, theirs["trained"], theirs["dropped_kl"], time.monotonic()
+                )
 
     # -- what others see -------------------------------------------------------------------------
 
@@ -480,6 +505,7 @@ class Volunteer(Node):
             "groups_accepted": got.accepted,
             "groups_rejected": got.rejected,
             "rejected_by_reason": got.rejected_by_reason,
+            "left_out": got.left_out,
             "bytes_fetched": got.bytes,
             "tokens_fetched": got.tokens,
             "bytes_per_token": round(

@@ -28,7 +28,7 @@ MAX_PEERS = 1024
 # What a verdict rests on counts half after five minutes.
 VERDICT_HALF_LIFE_S = 300.0
 # They say how much this node can take, not what is wrong with a group.
-_NO_VERDICT = frozenset({Reason.NO_ROOM, Reason.DUPLICATE})
+_NO_VERDICT = frozenset({Reason.NO_ROOM, Reason.DUPLICATE, Reason.AGE})
 # A tenth of a group, decayed, says nothing any more.
 _LEAST_COUNT = 0.1
 # At least so many samples with a positive advantage make a verdict about divergence.
@@ -190,24 +190,11 @@ class PeerTable:
 
     def view(self, now_s: float) -> list[dict[str, Any]]:
         """All peers for `status`, the most recently seen first; plain values only."""
-        return [
-            {
-                "peer_id": peer_id,
-                "seen_ago_s": max(0.0, now_s - peer.seen_s),
-                "fetched": peer.fetched,
-                "fetched_bytes": peer.fetched_bytes,
-                "accepted": peer.accepted,
-                "samples_trained": peer.kept,
-                "samples_drifted": peer.drifted,
-                "rejected": {str(reason): count for reason, count in peer.rejected.items()},
-                "fetch_failures": peer.fetch_failures,
-                "retry_in_s": max(0.0, peer.retry_s - now_s),
-                "strikes": round(peer.strikes_at(now_s), 3),
-                "quarantined": now_s < peer.quarantined_until_s,
-                "quarantine_left_s": max(0.0, peer.quarantined_until_s - now_s),
-            }
-            for peer_id, peer in reversed(self._peers.items())
-        ]
+        return [_row(peer_id, peer, now_s) for peer_id, peer in reversed(self._peers.items())]
+
+    def unknown(self, peer_id: str) -> dict[str, Any]:
+        """The row of a peer that nothing is known of."""
+        return {**_row(peer_id, _Peer(seen_s=0.0), 0.0), "seen_ago_s": None}
 
     def _entry(self, peer_id: str, now_s: float) -> _Peer:
         peer = self._peers.get(peer_id)
@@ -227,6 +214,24 @@ class PeerTable:
             (key for key, peer in self._peers.items() if now_s >= peer.quarantined_until_s), oldest
         )
         del self._peers[victim]
+
+
+def _row(peer_id: str, peer: _Peer, now_s: float) -> dict[str, Any]:
+    return {
+        "peer_id": peer_id,
+        "seen_ago_s": max(0.0, now_s - peer.seen_s),
+        "fetched": peer.fetched,
+        "fetched_bytes": peer.fetched_bytes,
+        "accepted": peer.accepted,
+        "samples_trained": peer.kept,
+        "samples_drifted": peer.drifted,
+        "rejected": {str(reason): count for reason, count in peer.rejected.items()},
+        "fetch_failures": peer.fetch_failures,
+        "retry_in_s": max(0.0, peer.retry_s - now_s),
+        "strikes": round(peer.strikes_at(now_s), 3),
+        "quarantined": now_s < peer.quarantined_until_s,
+        "quarantine_left_s": max(0.0, peer.quarantined_until_s - now_s),
+    }
 
 
 def _verdict(peer: _Peer, *, in_quarantine: bool) -> str:

@@ -222,6 +222,10 @@ class Pool:
             self._dismissed.popitem(last=False)
         return True
 
+    def publishers(self) -> list[str]:
+        """Whose groups wait, this node not included."""
+        return list(self._foreign)
+
     def drop(self, publisher: str) -> int:
         """Forget a peer's waiting groups, as when it is banned; returns how many."""
         return len(self._foreign.pop(publisher, {}))

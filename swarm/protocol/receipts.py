@@ -18,6 +18,8 @@ DRIFT = "drift"
 
 # After so long without a word from a peer its last one no longer counts.
 MAX_AGE_S = 600.0
+# One that turned this node away may let it in at any time, without a word.
+MAX_REFUSAL_AGE_S = 60.0
 MAX_PEERS = 1024
 _VERDICT = re.compile(r"[a-z_]{1,32}")
 _MAX_COUNT = 2**53 - 1
@@ -67,9 +69,11 @@ class Reception:
     def __init__(self) -> None:
         self._receipts: dict[str, tuple[Receipt, float]] = {}
 
-    def record(self, peer_id: str, receipt: Receipt, now_s: float) -> None:
-        """Keep a peer's newest receipt, in place of its last one."""
+    def record(self, peer_id: str, receipt: Receipt | None, now_s: float) -> None:
+        """Keep a peer's newest receipt, in place of its last one; None: it has nothing to say."""
         self._receipts.pop(peer_id, None)
+        if receipt is None:
+            return
         self._receipts[peer_id] = (receipt, now_s)
         if len(self._receipts) > MAX_PEERS:
             del self._receipts[next(iter(self._receipts))]
@@ -79,7 +83,7 @@ class Reception:
         return {
             peer: receipt
             for peer, (receipt, when_s) in self._receipts.items()
-            if now_s - when_s <= MAX_AGE_S
+            if now_s - when_s <= (MAX_AGE_S if receipt.judged else MAX_REFUSAL_AGE_S)
         }
 
     def view(self, peers: Iterable[str], now_s: float) -> dict[str, Any]:

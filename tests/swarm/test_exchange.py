@@ -270,7 +270,7 @@ class TestBadClients:
     async def test_who_is_not_let_in_is_told_why_and_not_read(self) -> None:
         refused: list[str] = []
         malformed: list[str] = []
-        receipts: list[Receipt] = []
+        receipts: list[Receipt | None] = []
         library = Library()
         verdicts = {"stranger": Reason.NOT_MEMBER}
         async with nest() as nests:

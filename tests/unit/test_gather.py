@@ -1,15 +1,19 @@
 """What a peer claims of its samples' rewards, against what this node makes of them itself."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from swarm.config import NodeConfig
 from swarm.errors import RemoteProtocolError
+from swarm.node import gather
 from swarm.node.announce import Announcer
 from swarm.node.gather import MAX_QUEUES, Gatherer
 from swarm.node.prompt_table import RenderedSet
@@ -254,3 +258,148 @@ async def test_queues_of_many_strangers_are_bounded(tmp_path: Path) -> None:
             gatherer.offer(f"peer {number}", Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
         assert len(gatherer._queues) == MAX_QUEUES
         assert "peer 4" not in gatherer._queues
+
+
+async def fetched_by(gatherer: Gatherer, until: Callable[[], bool]) -> None:
+    """Run a gatherer until a condition holds."""
+    running = asyncio.create_task(gatherer.run(lambda: 60.0))
+    async with asyncio.timeout(60.0):
+        while not until():
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_is_announced_and_not_to_be_had_waits_ever_longer(tmp_path: Path) -> None:
+    node = volunteer(tmp_path, charter(), None)
+
+    async def fetch_blobs(_: str, wanted: list[tuple[bytes, int]]) -> list[None]:
+        return [None for _ in wanted]
+
+    gatherer = gatherer_of(node, SimpleNamespace(fetch_blobs=fetch_blobs))
+    ref, _ = signed_group(node, 0, OWN_REWARDS)
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+    await fetched_by(gatherer, lambda: not node.peers.may_fetch(MALLORY.peer_id, monotonic()))
+    assert node.peers.strikes(MALLORY.peer_id, monotonic()) == 0.0  # its disk may have failed
+
+
+async def test_a_fetch_that_takes_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "MIN_FETCH_S", 0.05)
+    node = volunteer(tmp_path, charter(), None)
+
+    async def fetch_blobs(_: str, wanted: list[tuple[bytes, int]]) -> list[bytes]:
+        await asyncio.sleep(3600.0)
+        return [b"" for _ in wanted]
+
+    gatherer = gatherer_of(node, SimpleNamespace(fetch_blobs=fetch_blobs))
+    ref, _ = signed_group(node, 0, OWN_REWARDS)
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+    running = asyncio.create_task(gatherer.run(lambda: 0.5))
+    async with asyncio.timeout(60.0):
+        while node.peers.may_fetch(MALLORY.peer_id, monotonic()):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_from_quarantine_nothing_is_even_looked_at(tmp_path: Path) -> None:
+    node = volunteer(tmp_path, charter(), None)
+    gatherer = gatherer_of(node, SimpleNamespace())
+    for _ in range(3):
+        gatherer.reject(MALLORY.peer_id, RemoteProtocolError(Reason.TOKEN, "no such token"))
+    ref, _ = signed_group(node, 0, OWN_REWARDS)
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+    assert gatherer.counts.announced == 0
+    node.peers.pardon(MALLORY.peer_id)
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
+    assert gatherer.counts.announced == 1
+
+
+async def test_who_is_banned_has_nothing_waiting(tmp_path: Path) -> None:
+    node = volunteer(tmp_path, charter(), None)
+    node.gatherer = gatherer_of(node, SimpleNamespace())
+    ref, blob = signed_group(node, 0, OWN_REWARDS)
+    group = node._verify(blob, ref, MALLORY.peer_id)
+    waiting = PooledGroup(
+        hash=ref.hash,
+        publisher=MALLORY.peer_id,
+        own=False,
+        group=group,
+        rewards=np.array(OWN_REWARDS, np.float32),
+        prompt_token_ids=node.prompts.token_ids(0),
+        arrived_s=1.0,
+    )
+    assert node.pool.add(waiting)
+    later, _ = signed_group(node, 1, OWN_REWARDS)
+    node.gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (later,), 3, 5))
+    lists = await node.handlers()["ban"]({"peers": [MALLORY.peer_id]})
+    assert lists["banned_here"] == [MALLORY.peer_id]
+    assert node.pool.pooled() == []
+    assert node.gatherer._choose(60.0) is None
+    assert node.admission.refusal(MALLORY.peer_id) is Reason.BANNED
+    lists = await node.handlers()["unban"]({"peers": [MALLORY.peer_id]})
+    assert lists["banned_here"] == []
+
+
+async def test_a_copied_group_is_dropped_without_a_strike(tmp_path: Path) -> None:
+    thief = Identity(b"\x04" * 32)
+    node = volunteer(tmp_path, charter(), None)
+    ref, blob = signed_group(node, 0, OWN_REWARDS)
+    group = node._verify(blob, ref, MALLORY.peer_id)
+    surprising = tuple(
+        replace(item, logprobs=np.full(len(item.token_ids), -16.0, np.float32))
+        for item in group.rollouts
+    )
+    original = replace(group, rollouts=surprising)
+    node.pool.add(
+        PooledGroup(
+            hash=b"1" * 32,
+            publisher=MALLORY.peer_id,
+            own=False,
+            group=original,
+            rewards=np.array(OWN_REWARDS, np.float32),
+            prompt_token_ids=node.prompts.token_ids(0),
+            arrived_s=1.0,
+        )
+    )
+    stolen = replace(original, publisher=thief.peer_id, epoch=5)
+    copy = encode_group(stolen, thief)
+    copy_ref = GroupRef(blob_hash(copy), len(copy), 5, 0, len(COMPLETIONS), stolen.n_tokens)
+
+    async def fetch_blobs(*_: object) -> list[bytes]:
+        return [copy]
+
+    gatherer = gatherer_of(node, SimpleNamespace(fetch_blobs=fetch_blobs))
+    gatherer.offer(thief.peer_id, Announcement(PROTOCOL_VERSIONS, (copy_ref,), 3, 5))
+    await fetched_by(gatherer, lambda: gatherer.counts.rejected > 0)
+    assert gatherer.counts.rejected_by_reason == {"duplicate": 1}
+    assert node.peers.strikes(thief.peer_id, monotonic()) == 0.0
+    assert len(node.pool.pooled()) == 1
+
+
+async def test_a_bad_record_is_a_strike_once_however_often_it_is_read(tmp_path: Path) -> None:
+    node = volunteer(tmp_path, charter(), None)
+    gatherer = gatherer_of(node, SimpleNamespace())
+
+    class Dht:
+        peer_id = "me"
+
+        async def get(self, _: str) -> dict[tuple[str, bytes], bytes]:
+            return {(MALLORY.peer_id, b""): b"\xc1", (MALLORY.peer_id, b"2"): b"\xc1\xc1"}
+
+    dht: Any = Dht()
+    announcer = Announcer(
+        dht,
+        dht,
+        node.swarm_id,
+        1,
+        recipients=list,
+        offer=gatherer.offer,
+        reject=gatherer.reject,
+    )
+    for _ in range(5):
+        await announcer._read()
+    assert gatherer.counts.rejected_by_reason == {"malformed": 2}

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
+from swarm.errors import IdentityError
 from swarm.ledger import Ledger
 from swarm.net.exchange import ExchangeError, Status
 from swarm.node import membership as membership_module
+from swarm.node.admission import Admission
 from swarm.node.membership import Membership
 from swarm.paths import SwarmDir
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, CloseSwarm, Manifest
+from swarm.protocol.reasons import Reason
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
+from swarm.protocol.roster import RosterChange
 
 ORGANIZER, OWN = Identity(b"\x01" * 32), Identity(b"\x02" * 32)
 LIARS = [Identity(bytes([number]) * 32).peer_id for number in range(10, 16)]
@@ -46,6 +50,9 @@ GENESIS = Charter.from_genesis(
     )
 )
 CLOSED = GENESIS.amended(CloseSwarm(at_s=1_800_000_000.0), 1_700_000_001.0, ORGANIZER)
+
+ROSTER = GENESIS.amended(RosterChange(), 1_700_000_001.0, ORGANIZER)
+WITH_US = ROSTER.amended(RosterChange(add=(OWN.peer_id,)), 1_700_000_002.0, ORGANIZER)
 
 
 def heartbeat(amendments: int) -> Heartbeat:
@@ -131,6 +138,7 @@ def member(network: Any, folder: Path) -> Membership:
         network,
         network,
         SwarmDir(folder),
+        Admission(folder / "bans.json", follow_bans=True),
         heartbeat_s=0.01,
         describe=describe,
         ledger=Ledger(folder / "ledger.sqlite"),
@@ -186,3 +194,72 @@ async def test_a_damaged_charter_is_fetched_again(tmp_path: Path, damage: bytes)
     async with asyncio.timeout(20.0):
         await member(network, tmp_path).join(GENESIS.swarm_id, fail_fast=False)
     assert path.read_bytes() == CLOSED.to_bytes()
+
+
+async def refuses() -> bytes:
+    raise ExchangeError(Status.REFUSED, "not on the roster", Reason.NOT_MEMBER)
+
+
+async def test_a_newcomer_off_the_roster_is_told_what_to_do_and_gets_in_later(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    network.charters[ORGANIZER.peer_id] = refuses
+    mine = member(network, tmp_path)
+    joining = asyncio.create_task(mine.join(GENESIS.swarm_id, fail_fast=False))
+    await until(lambda: bool(mine.outside))
+    assert OWN.peer_id in mine.outside
+    assert "organizer" in mine.outside
+    network.charters[ORGANIZER.peer_id] = serves(WITH_US)
+    async with asyncio.timeout(20.0):
+        assert await joining == WITH_US
+    assert mine.outside == ""
+    mine.adopt(ROSTER)
+    assert OWN.peer_id in mine.outside  # taken off again
+
+
+async def test_with_fail_fast_a_newcomer_off_the_roster_ends(tmp_path: Path) -> None:
+    network = Network()
+    network.charters[ORGANIZER.peer_id] = refuses
+    with pytest.raises(IdentityError, match=OWN.peer_id):
+        await member(network, tmp_path).join(GENESIS.swarm_id, fail_fast=True)
+
+
+async def test_who_knocks_may_know_a_newer_roster_but_is_not_asked_at_each_knock(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    stranger, liar = LIARS[:2]
+    network.charters = {stranger: serves(WITH_US), liar: serves(GENESIS)}
+    mine = member(network, tmp_path)
+    mine.knocked(stranger)  # before there is a charter to extend
+    mine.adopt(ROSTER)
+    running = asyncio.create_task(mine.run())
+    await until(lambda: network.beats > 2)
+    assert network.asked == []
+    mine.knocked(stranger)
+    await until(lambda: mine.charter == WITH_US)
+    for _ in range(50):
+        mine.knocked(liar)
+    beats = network.beats
+    await until(lambda: network.beats > beats + 5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert network.asked == [stranger]
+
+
+async def test_a_crowd_does_not_push_out_who_was_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "MAX_MEMBERS", 2)
+    network = Network()
+    mine = member(network, tmp_path)
+    mine.adopt(GENESIS)
+    network.claims = {ORGANIZER.peer_id: 0}
+    await mine.read_heartbeats()
+    network.claims = dict.fromkeys([*LIARS, ORGANIZER.peer_id], 0)
+    await mine.read_heartbeats()
+    assert len(mine.members) == 2
+    assert ORGANIZER.peer_id in mine.members
+    mine.adopt(ROSTER)
+    assert mine.samplers() == [ORGANIZER.peer_id]

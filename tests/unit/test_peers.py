@@ -168,18 +168,18 @@ def test_who_published_nothing_gets_no_receipt() -> None:
 
 
 def test_a_receipt_names_the_reason_of_most_groups() -> None:
-    table = outcomes(PeerTable(), 3, ownership=2, age=1)
+    table = outcomes(PeerTable(), 3, ownership=2, prompt_unknown=1)
     assert table.receipt(ANNA, 0.0) == Receipt("ok", judged=6, taken=3)
     outcomes(table, 0, ownership=1)
     assert table.receipt(ANNA, 0.0) == Receipt("ownership", judged=7, taken=3)
 
 
-def test_room_and_duplicates_say_nothing_about_a_publisher() -> None:
-    assert verdict(outcomes(PeerTable(), 1, no_room=50, duplicate=50)) == "ok"
+def test_room_age_and_duplicates_say_nothing_about_a_publisher() -> None:
+    assert verdict(outcomes(PeerTable(), 1, no_room=50, duplicate=50, age=50)) == "ok"
 
 
 def test_a_receipt_says_how_long_a_quarantine_lasts_and_why() -> None:
-    table = outcomes(PeerTable(), 40, token=4, age=100)
+    table = outcomes(PeerTable(), 40, token=4, ownership=100)
     receipt = table.receipt(ANNA, 0.0)
     assert receipt is not None
     assert (receipt.verdict, receipt.quarantine_s) == ("token", 1200)
@@ -199,7 +199,7 @@ def test_drift_is_when_the_filter_drops_most_good_samples_for_divergence() -> No
 
 
 def test_old_outcomes_no_longer_decide() -> None:
-    table = outcomes(PeerTable(), 0, age=8)
+    table = outcomes(PeerTable(), 0, ownership=8)
     outcomes(table, 2, now_s=900.0)  # three half-lives later, eight count as one
     assert verdict(table, 900.0) == "ok"
     assert table.receipt(ANNA, 10_000.0) is None

@@ -64,3 +64,12 @@ def test_receipts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for peer in "aba" + "c":
         reception.record(peer, Receipt("ok", 1, 1), now_s=0.0)
     assert list(reception.current(0.0)) == ["a", "c"]
+
+
+def test_a_peer_with_nothing_more_to_say_takes_its_last_word_back() -> None:
+    reception = Reception()
+    reception.record("peer", Receipt("not_member", 0, 0), now_s=0.0)
+    assert reception.current(60.0)
+    assert not reception.current(61.0)  # sooner than a verdict about groups
+    reception.record("peer", None, now_s=0.0)
+    assert not reception.current(0.0)
