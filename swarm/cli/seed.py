@@ -48,7 +48,13 @@ def add(verbs: Verbs) -> None:
         help="how prompts are rendered",
     )
     seed.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    seed.add_argument("--reward", default="number", metavar="NAME", help="number (default), exact")
+    seed.add_argument(
+        "--reward",
+        default="number",
+        metavar="NAME",
+        help="number (default), exact, regex, format, math, reasoning-gym, or a sum such as "
+        "number:0.9+format:0.1 (docs/REWARDS.md)",
+    )
     seed.add_argument(
         "--reward-param", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
     )

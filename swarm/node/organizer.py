@@ -39,7 +39,7 @@ from swarm.protocol.manifest import (
 )
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, read_jsonl
 from swarm.protocol.roster import BanChange, RosterChange, changes_to
-from swarm.rewards.registry import check_answer, check_reward
+from swarm.rewards import combined
 from swarm.rewards.workers import WorkerPool
 from swarm.text.tokenizer import PLAIN_TEMPLATE, Tokenizer
 
@@ -109,8 +109,6 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
 
 
 async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) -> Genesis:
-    reward = RewardSpec(name=options.reward, version=1, params=dict(options.reward_params))
-    reward = check_reward(reward)
     tokenizer = Tokenizer.from_folder(options.tokenizer)
     training = read_jsonl(options.prompts)
     held_out: list[Prompt] = []
@@ -128,6 +126,7 @@ async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) 
     template = _template(options, tokenizer, [*training, *held_out, *ood])
     sets: dict[str, bytes] = {}
     async with WorkerPool(1, 120.0) as workers:
+        reward = await _reward(options, workers)
         refs = [
             await _reference(
                 prompts, template, reward, tokenizer, workers, sets, options.max_prompt_tokens
@@ -283,6 +282,13 @@ class Organizer(Node):
 # -- parts of the genesis ------------------------------------------------------------------------
 
 
+async def _reward(options: SeedOptions, workers: WorkerPool) -> RewardSpec:
+    """The reward that the options name, with every parameter written out."""
+    spec = combined.parse(options.reward, options.reward_params)
+    params = await workers.complete(spec)
+    return RewardSpec(name=spec.name, version=spec.version, params=dict(params))
+
+
 async def _reference(
     prompts: Sequence[Prompt],
     template: TemplateSpec,
@@ -295,14 +301,14 @@ async def _reference(
     rendered: RenderedSet = await render(
         prompts, template.text, template.system, tokenizer, workers
     )
-    for prompt, ids in zip(prompts, rendered.token_ids, strict=True):
+    faults = await workers.check_answers(reward, [prompt.answer for prompt in prompts])
+    for prompt, ids, wrong in zip(prompts, rendered.token_ids, faults, strict=True):
         if not 0 < len(ids) <= max_prompt_tokens:
             raise DataError(
                 f"prompt {_text(prompt)} has {len(ids)} tokens; allowed "
                 f"are 1 to {max_prompt_tokens} (--max-prompt-tokens)"
             )
-        wrong = check_answer(reward, prompt.answer)
-        if wrong is not None:
+        if wrong:
             raise DataError(
                 f"prompt {_text(prompt)}: answer {prompt.answer!r:.80}: {wrong} "
                 f"(reward {reward.name})"

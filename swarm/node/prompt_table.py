@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm.config import LimitsSection
 from swarm.errors import ConfigError, DataError, RemoteProtocolError
-from swarm.protocol.manifest import Manifest, PromptSetRef
+from swarm.protocol.manifest import Manifest, PromptSetRef, RewardSpec
 from swarm.protocol.prompts import Prompt, decode_prompt_set
 from swarm.rewards.workers import WorkerPool
 from swarm.text.tokenizer import Tokenizer, prompt_hash, tokens_sha256
@@ -74,6 +74,11 @@ async def render(
     return RenderedSet(tuple(prompts), token_ids, tuple(prompt_hash(ids) for ids in token_ids))
 
 
+def rewards_of(prompts: Sequence[Prompt], default: RewardSpec) -> list[RewardSpec]:
+    """The different rewards that these prompts are scored with."""
+    return list({r.model_dump_json(): r for r in (p.reward or default for p in prompts)}.values())
+
+
 async def render_set(
     data: bytes,
     ref: PromptSetRef,
@@ -82,12 +87,12 @@ async def render_set(
     name: str,
     workers: WorkerPool,
 ) -> RenderedSet:
-    """Render a set of the swarm, and check that its token ids are what the organizer's are.
+    """Render a set of the swarm; check that its token ids are the organizer's, and its rewards.
 
     Args:
         data: the set's bytes.
         ref: how the swarm's terms name the set.
-        manifest: template, tokenizer and limits.
+        manifest: template, tokenizer, limits and reward.
         tokenizer: of the model.
         name: of the model, for messages.
         workers: render.
@@ -95,11 +100,14 @@ async def render_set(
     Raises:
         DataError: `data` is not the set; the token ids differ, although the vocabularies agree; or
             a prompt is longer than the manifest allows.
+        RewardError: a reward that the set asks for is not to be had here; says what to install.
     """
     try:
         prompts = decode_prompt_set(data, ref)
     except RemoteProtocolError as error:
         raise DataError(f"prompt set {ref.sha256[:16]} cannot be used: {error}") from None
+    for reward in rewards_of(prompts, manifest.reward):
+        await workers.complete(reward)
     rendered = await render(
         prompts, manifest.template.text, manifest.template.system, tokenizer, workers
     )

@@ -41,7 +41,7 @@ from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
 from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA
 from swarm.rewards.grading import Grader
-from swarm.rewards.workers import WorkerPool
+from swarm.rewards.workers import RewardError, WorkerPool
 from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ class Volunteer(Node):
             try:
                 check_limits(manifest, self._all_sets(), limits)
                 await self._append_new_sets()
-            except (ConfigError, DataError) as error:
+            except (ConfigError, DataError, RewardError) as error:
                 self._prompts_refused = f"prompts added to the swarm are not used: {error}"
                 log.error("%s", self._prompts_refused)
             else:

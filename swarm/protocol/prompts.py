@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from swarm.errors import DataError, RemoteProtocolError
-from swarm.protocol.manifest import PromptSetRef
+from swarm.protocol.manifest import PromptSetRef, RewardSpec
 from swarm.protocol.reasons import Reason
 
 MAX_PROMPT_CHARS = 65_536
@@ -33,7 +34,7 @@ MAX_TAG_CHARS = 64
 # Enough to find own prompts where a small set is shared by hundreds of peers; 60 ms of hashing.
 VISITS_PER_CALL = 4096
 
-FIELDS = ("prompt", "messages", "answer", "id", "tags")
+FIELDS = ("prompt", "messages", "answer", "reward", "id", "tags")
 
 _ORDER_DOMAIN = b"swarm-node order 1\0"
 _PLACE = struct.Struct("<QI")
@@ -53,6 +54,7 @@ class Prompt:
         answer: never empty.
         id: the author's own name for it; empty: none.
         tags: the author's own labels.
+        reward: scores this prompt in place of the manifest's; None: the manifest's does.
     """
 
     prompt: str | None
@@ -60,6 +62,7 @@ class Prompt:
     answer: str
     id: str = ""
     tags: tuple[str, ...] = ()
+    reward: RewardSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ def read_jsonl(path: Path) -> list[Prompt]:
     """Read a user's prompt file: one JSON object a line; lines without content are skipped.
 
     Fields: exactly one of `prompt` (text) and `messages` ([{"role", "content"}, ...]); `answer`
-    (text, or a number, which becomes text as written); optional `id` (text) and `tags` ([text]).
+    (text, or a number, which becomes text as written); optional `id` (text), `tags` ([text]) and
+    `reward` ({"name", "version", "params"}, or its name alone).
 
     Raises:
         DataError: "FILE:LINE: reason"; also an unreadable or an empty file.
@@ -242,6 +246,8 @@ def _encode_line(prompt: Prompt) -> bytes:
         fields["messages"] = [dict(message) for message in prompt.messages]
     if prompt.id:
         fields["id"] = prompt.id
+    if prompt.reward is not None:
+        fields["reward"] = prompt.reward.model_dump(mode="json")
     if prompt.tags:
         fields["tags"] = list(prompt.tags)
     return _canonical(fields).encode("utf-8") + b"\n"
@@ -338,7 +344,28 @@ def _prompt(value: Any) -> Prompt:
         ),
         id=_text("id", value["id"], MAX_ID_CHARS) if "id" in value else "",
         tags=_tags(value["tags"]) if "tags" in value else (),
+        reward=_reward(value["reward"]) if "reward" in value else None,
     )
+
+
+def _reward(value: Any) -> RewardSpec:
+    try:
+        if type(value) is str:
+            return RewardSpec(name=value)
+        return RewardSpec.model_validate_json(json.dumps(_plain(value)))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(["reward", *map(str, problem["loc"])])
+        raise ValueError(f"{where!r}: {problem['msg']}") from None
+
+
+def _plain(value: Any) -> Any:
+    """A value with its numbers as numbers again."""
+    if isinstance(value, _NumberText):
+        return json.loads(str(value))
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _messages(value: Any) -> tuple[Mapping[str, str], ...]:

@@ -1,13 +1,15 @@
 """The worker process: scores groups and renders prompts, one request at a time.
 
 Owns: what such a process is denied. Runs as `python -P -m swarm.rewards.child PARENT_PID
-MEMORY_BYTES`; requests come on standard input, replies go to standard output, each a frame of
-4 bytes little-endian length and a msgpack map. Does not know: which peer a text is from.
+MEMORY_BYTES [REWARD ...]`, the names being rewards whose code must be imported first; requests
+come on standard input, replies go to standard output, each a frame of 4 bytes little-endian length
+and a msgpack map. Does not know: which peer a text is from.
 
-The first defence is that nothing here evaluates a text. The limits are the second: no secrets in
-the environment, no new descriptor (so no file and no connection can be opened), no written byte,
-no core file, no child of an ordinary user's, a ceiling on memory and CPU time, and on Linux death
-together with the node. They bound a mistake; they are not a jail against code that runs here.
+The first defence is that nothing here evaluates a text, and that nothing could while one is
+judged (swarm.rewards.wall). The limits are the second: no secrets in the environment, no new
+descriptor (so no file and no connection can be opened), no written byte, no core file, no child of
+an ordinary user's, a ceiling on memory and CPU time, and on Linux death together with the node.
+They bound a mistake; they are not a jail against code that runs here.
 """
 
 import ctypes
@@ -21,8 +23,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgpack
 
-from swarm.rewards import registry
-from swarm.rewards.registry import RewardError
+from swarm.rewards import registry, wall
+from swarm.rewards.reward import PlainSpec, RewardError
 from swarm.text import template
 
 HEADER = struct.Struct("<I")
@@ -31,13 +33,6 @@ EXIT_MEMORY = 70
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
-
-
-class _RewardSpec:
-    """A reward's name, version and parameters as they came in the request."""
-
-    def __init__(self, name: str, version: int, params: registry.Params) -> None:
-        self.name, self.version, self.params = name, version, params
 
 
 def pack(message: dict[str, Any]) -> bytes:
@@ -57,6 +52,10 @@ def main() -> None:
     _die_with(parent)
     os.closerange(3, 2**20)  # whatever the node left open
     _warm_up()
+    small = _mapped_bytes()
+    for name in sys.argv[3:]:
+        registry.load(name)
+    memory_bytes += _mapped_bytes() - small  # libraries are not the text's doing
     requests = os.fdopen(0, "rb", closefd=False)
     replies = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_WRONLY)
@@ -89,14 +88,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
                 request["first"],
             )
             return {"values": texts}
-        spec = _RewardSpec(request["name"], request["version"], request["params"])
-        scores = registry.score_group(
-            spec,
-            request["completions"],
-            request["finished"],
-            request["answer"],
-            request["prompt"],
-        )
+        spec = PlainSpec(request["name"], request["version"], request["params"])
+        with wall.standing():
+            return {"values": _judge(request, spec)}
     except (RewardError, template.TemplateError) as error:
         return {"fault": str(error.reason), "detail": error.detail}
     except MemoryError:
@@ -107,7 +101,24 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             "fault": "failed",
             "detail": f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})",
         }
-    return {"values": scores}
+
+
+def _judge(request: dict[str, Any], spec: PlainSpec) -> list[Any]:
+    """Scores; or complete parameters; or for each answer why it can never be matched."""
+    if request["op"] == "complete":
+        scorer = registry.resolve(spec)
+        scorer.check()
+        return [dict(scorer.params)]
+    if request["op"] == "answers":
+        scorer = registry.resolve(spec)
+        return [scorer.check_answer(answer) or "" for answer in request["answers"]]
+    return registry.score_group(
+        spec,
+        request["completions"],
+        request["finished"],
+        request["answer"],
+        request["prompt"],
+    )
 
 
 def _receive(stream: BinaryIO) -> bytes:
@@ -151,6 +162,14 @@ def _limit(memory_bytes: int) -> None:
         _lower(resource.RLIMIT_AS, memory_bytes)
     # Descriptors 0 to 3 are in use, so none can be opened any more.
     _lower(resource.RLIMIT_NOFILE, 4)
+
+
+def _mapped_bytes() -> int:
+    """Address space in use; 0 where it is not limited anyway."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _lower(limit: int, value: int) -> None:

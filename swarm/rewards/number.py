@@ -2,25 +2,29 @@ r"""Reward `number` 1: is the final number of the completion the final number of
 
 Owns: what counts as a number and which one is final. Works on text alone; evaluates nothing.
 
-The final number is, in this order: the one number inside the last `\boxed{...}` or directly
-behind the last `####`, whichever stands later; else the last number of the text. A box that holds
-no number or several has no final number. Values are compared exactly, as fractions of integers of
-at most 40 digits.
+The final number is, in this order: the one number inside the last `\boxed{...}` (or `\fbox`) or
+directly behind the last `####`, whichever stands later; else the last number of the text. In a box
+with an equation the number behind its last `=` counts. A box that holds no number or several has
+no final number: whoever names two answers has named none. Values are compared exactly, as
+fractions of integers of at most 40 digits.
 
 A number may have a sign, a currency sign, thousands separators (comma, underscore, no-break
-spaces; groups of three), decimals, an exponent (`1.5e3`), one slash (`3/4`). Percent signs and
-units are ignored: `50%`, `50 km` and `50` are equal. Times and ratios (`5:30`), powers (`2^3`),
-versions (`1.2.3`), dates (`1/2/2024`), badly grouped digits (`3,5`) and a TeX fraction's
-denominator are numbers without a value: equal to nothing. Digits that belong to a name (`x2`) or
-to a unit's exponent (`m^2`) are none. `5-3` holds 5 and 3.
+spaces; groups of three), decimals, an exponent (`1.5e3`), one slash (`3/4`, `\frac{3}{4}`).
+Percent signs and units are ignored: `50%`, `50 km` and `50` are equal, since GSM8K's answers are
+bare numbers and its graders drop both. Times and ratios (`5:30`), powers (`2^3`), versions
+(`1.2.3`), dates (`1/2/2024`), badly grouped digits (`3,5`), mixed TeX fractions
+(`1\frac{1}{2}`) and other TeX fractions' denominators are numbers without a value: equal to
+nothing. Digits that belong to a name (`x2`) or to a unit's exponent (`m^2`) are none. `5-3` holds 5
+and 3.
 """
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 
+from swarm.rewards.reward import Params, Reward
+from swarm.rewards.tags import MAX_BOX_CHARS, last_box
+
 MAX_DIGITS = 40
-MAX_BOX_CHARS = 200
 
 _DIGIT = re.compile("[0-9]")
 _NO_BREAK_SPACES = "\u00a0\u2007\u2009\u202f"
@@ -37,15 +41,17 @@ _TEX = (
     ("^\\circ", ""),
     ("^{\\circ}", ""),
 )
+# Bounded, so that a text is passed over once.
+_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]{1,40})\}\{([0-9]{1,40})\}")
 
 
-def score(completion: str, answer: str, prompt: str, params: Mapping[str, object]) -> float:
+def score(completion: str, answer: str, prompt: str, params: Params) -> float:
     """1.0 where both texts have a final number and the two are equal, else 0.0."""
     wanted = final_number(answer)
     return float(wanted is not None and final_number(completion) == wanted)
 
 
-def check_answer(answer: str, params: Mapping[str, object]) -> str | None:
+def check_answer(answer: str, params: Params) -> str | None:
     """Why no completion could ever match this answer, or None."""
     return None if final_number(answer) is not None else "it holds no number"
 
@@ -54,11 +60,12 @@ def final_number(text: str) -> Fraction | None:
     """The value of the final number (see the module); None where there is none."""
     for tex, plain in _TEX:
         text = text.replace(tex, plain)
-    box, mark = text.rfind("\\boxed{"), text.rfind("####")
-    boxed = _braced(text, box + len("\\boxed{")) if box >= 0 else None
+    text = _FRACTION.sub(_slashed, text)
+    mark = text.rfind("####")
+    box, boxed = last_box(text)
     marked = _number_at(text, mark + len("####")) if mark >= 0 else []
     if boxed is not None and (box > mark or not marked):
-        values = [value for _, value in numbers(boxed)]
+        values = [value for _, value in numbers(boxed.rpartition("=")[2])]
         return values[0] if len(values) == 1 else None
     if marked:
         return marked[0]
@@ -153,7 +160,8 @@ def _is_leading_point(text: str, first: int) -> bool:
 def _is_part_of_a_name(text: str, start: int) -> bool:
     """Whether digits at `start` continue a word (`x2`) or are a unit's exponent (`m^2`)."""
     before = text[max(0, start - 3) : start]
-    return _is_name_char(before[-1:]) or before.rstrip("{+-\u2212").endswith("^")
+    word = before.rstrip("_")  # _5_ and __5__ are Markdown
+    return _is_name_char(word[-1:]) or before.rstrip("{+-\u2212").endswith("^")
 
 
 def _is_negative(text: str, start: int) -> bool:
@@ -177,17 +185,11 @@ def _all_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _braced(text: str, start: int) -> str | None:
-    """What stands between the brace before `start` and its partner, if that is near."""
-    depth = 1
-    for place in range(start, min(len(text), start + MAX_BOX_CHARS)):
-        if text[place] == "{":
-            depth += 1
-        elif text[place] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:place]
-    return None
+def _slashed(match: re.Match[str]) -> str:
+    """`3/4` for a TeX fraction; behind a digit (a mixed number) what has no value."""
+    before = match.string[max(0, match.start() - 1) : match.start()]
+    glue = "/" if before.isdigit() else " " if before.isalpha() else ""
+    return f"{glue}{match[1]}/{match[2]}"
 
 
 def _number_at(text: str, start: int) -> list[Fraction | None]:
@@ -197,3 +199,6 @@ def _number_at(text: str, start: int) -> list[Fraction | None]:
     if found and not line[: found[0][0]].strip(_BETWEEN_MARKER_AND_NUMBER):
         return [found[0][1]]
     return []
+
+
+REWARD = Reward(score, check_answer)

@@ -1,135 +1,126 @@
-"""Which rewards there are: (name, version) -> a pure function of text.
+"""Which rewards there are, by name and version, and how a group is scored with one.
 
-Owns: the table, the check of a reward's parameters, and how a group is scored, the rule for
-truncated completions included. A version never changes what it returns (tests/golden holds it);
-a better extraction is a new version. Does not know: processes, time limits, manifests.
+Owns: the table of built-in rewards, and finding those that a package brings. A version never
+changes what it returns (tests/golden holds it); a better extraction is a new version. Does not
+know: processes, time limits, manifests.
+
+A reward of a package stands in the manifest together with that package's name and version, in the
+parameter `package`, so that whoever lacks it can be told what to install. Such code runs in worker
+processes only: the node asks them, and never imports it.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
 
-from swarm.errors import ExitCode, SwarmError
-from swarm.rewards import exact, number
+from swarm.rewards import combined, exact, format_tags, gym, number, pattern
+from swarm.rewards.reward import (
+    Params,
+    Reward,
+    RewardError,
+    RewardFault,
+    Scorer,
+    Spec,
+)
 
-if TYPE_CHECKING:  # pydantic has no place in the worker processes, which import this module
-    from swarm.protocol.manifest import RewardSpec
+__all__ = ["Params", "Reward", "RewardError", "RewardFault", "load", "resolve", "score_group"]
 
-ParamValue = str | int | float | bool
-Params = Mapping[str, ParamValue]
-
-
-class RewardFault(StrEnum):
-    """Why a group has no rewards; also the metric label."""
-
-    UNKNOWN = "unknown"
-    PARAMS = "params"
-    SIZE = "size"
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    CRASHED = "crashed"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-class RewardError(SwarmError):
-    """A group could not be scored.
-
-    Args:
-        reason: one of `RewardFault`; anything else (a worker's word) becomes "failed".
-        detail: what was found and what would be right.
-    """
-
-    exit_code = ExitCode.CONFIG
-
-    def __init__(self, reason: str, detail: str) -> None:
-        self.reason = RewardFault(reason) if reason in set(RewardFault) else RewardFault.FAILED
-        super().__init__(f"reward: {self.reason}: {detail}")
-        self.detail = detail
-
-
-class Spec(Protocol):
-    """What a manifest says about its reward."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def params(self) -> Params: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """One version of one reward.
-
-    Attributes:
-        score: (completion, answer, prompt, params) -> reward; total, deterministic, linear time.
-        check_answer: (answer, params) -> why it can never be matched, or None.
-        params: each parameter's allowed values, the default first.
-    """
-
-    score: Callable[[str, str, str, Params], float]
-    check_answer: Callable[[str, Params], str | None]
-    params: Mapping[str, tuple[ParamValue, ...]]
-
-
-# What becomes of completions that were cut at the length limit: no reward, or their text's.
-_COMMON: Mapping[str, tuple[ParamValue, ...]] = {"truncated": ("zero", "score")}
+ENTRY_POINTS = "swarm_node.rewards"
+PACKAGE = "package"
 
 REWARDS: Mapping[tuple[str, int], Reward] = MappingProxyType(
     {
-        ("number", 1): Reward(number.score, number.check_answer, _COMMON),
-        ("exact", 1): Reward(
-            exact.score, exact.check_answer, {**_COMMON, "ignore_case": (False, True)}
-        ),
+        ("exact", 1): exact.REWARD,
+        ("format", 1): format_tags.REWARD,
+        ("number", 1): number.REWARD,
+        ("reasoning-gym", 1): gym.REWARD,
+        ("regex", 1): pattern.REWARD,
     }
 )
 
+# Built-in rewards that need a package of their own: module, and distribution.
+_OPTIONAL = {"math": ("swarm.rewards.math_answer", "math-verify")}
+_EXTRA = {"math": "swarm-node[math]"}
 
-def resolve(name: str, version: int, params: Params) -> tuple[Reward, Params]:
+
+def needs_loading(name: str) -> bool:
+    """Whether a reward's code is beyond the standard library, and imported where it is used."""
+    return name != combined.NAME and not any(name == built_in for built_in, _ in REWARDS)
+
+
+@lru_cache
+def load(name: str) -> tuple[Mapping[int, Reward], str]:
+    """Import the code of a reward that is not in the table above.
+
+    Returns:
+        Its versions (none where it is not installed), and its package as "name==version".
+    """
+    if name in _OPTIONAL:
+        module, distribution = _OPTIONAL[name]
+        try:
+            versions: Mapping[int, Reward] = import_module(module).VERSIONS
+            return versions, f"{distribution}=={version(distribution)}"
+        except (ImportError, PackageNotFoundError):
+            return {}, ""
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        if entry.dist is not None:
+            return entry.load(), f"{entry.dist.name}=={entry.dist.version}"
+    return {}, ""
+
+
+def resolve(spec: Spec) -> Scorer | combined.Sum:
     """Look a reward up and complete its parameters with the defaults.
 
     Raises:
-        RewardError: "unknown" or "params", with what there is.
+        RewardError: "unknown", "missing" (with what to install) or "params".
     """
-    reward = REWARDS.get((name, version))
+    if spec.name == combined.NAME and spec.version == combined.VERSION:
+        return combined.Sum(spec.params, _single)
+    return _single(spec)
+
+
+def _single(spec: Spec) -> Scorer:
+    label = f"{spec.name} {spec.version}"
+    reward = REWARDS.get((spec.name, spec.version))
+    if reward is not None:
+        return Scorer(label, reward, spec.params)
+    if not needs_loading(spec.name):
+        raise _unknown(spec)
+    versions, package = load(spec.name)
+    asked = spec.params.get(PACKAGE, package)
+    if not versions or asked != package:
+        raise _missing(spec, asked, package)
+    reward = versions.get(spec.version)
     if reward is None:
-        known = ", ".join(f"{n} {v}" for n, v in sorted(REWARDS))
-        raise RewardError(RewardFault.UNKNOWN, f"no reward {name!r} version {version}; {known}")
-    for key, value in params.items():
-        allowed = reward.params.get(key)
-        if allowed is None:
-            raise RewardError(
-                RewardFault.PARAMS,
-                f"{name} {version} has no parameter {key!r}; it has {', '.join(reward.params)}",
-            )
-        if not any(type(value) is type(choice) and value == choice for choice in allowed):
-            raise RewardError(
-                RewardFault.PARAMS,
-                f"{name} {version}: {key} = {value!r}; "
-                f"it is one of {', '.join(repr(choice) for choice in allowed)}",
-            )
-    return reward, {key: params.get(key, choices[0]) for key, choices in reward.params.items()}
+        raise RewardError(
+            RewardFault.UNKNOWN, f"{package} has no version {spec.version} of reward {spec.name!r}"
+        )
+    params = {key: value for key, value in spec.params.items() if key != PACKAGE}
+    scorer = Scorer(label, reward, params)
+    scorer.params = {**scorer.params, PACKAGE: package}
+    return scorer
 
 
-def check_reward(spec: "RewardSpec") -> "RewardSpec":
-    """The same reward with every parameter written out.
+def _missing(spec: Spec, asked: object, installed: str) -> RewardError:
+    if not asked and spec.name not in _EXTRA:
+        return _unknown(spec)
+    here = f"{installed} is installed" if installed else "it is not installed"
+    what = f"'{asked or _EXTRA[spec.name]}'"
+    return RewardError(
+        RewardFault.MISSING,
+        f"reward {spec.name!r} comes with {asked or _EXTRA[spec.name]}; {here}: pip install {what}",
+    )
 
-    Raises:
-        RewardError: "unknown" or "params".
-    """
-    _, params = resolve(spec.name, spec.version, spec.params)
-    return spec.model_copy(update={"params": dict(params)})
 
-
-def check_answer(spec: Spec, answer: str) -> str | None:
-    """Why no completion can match this answer, for whoever makes a prompt set; None: it can."""
-    reward, params = resolve(spec.name, spec.version, spec.params)
-    return reward.check_answer(answer, params)
+def _unknown(spec: Spec) -> RewardError:
+    known = ", ".join(
+        f"{name} {number}" for name, number in sorted([*REWARDS, ("math", 1), ("sum", 1)])
+    )
+    return RewardError(
+        RewardFault.UNKNOWN, f"no reward {spec.name!r} version {spec.version}; {known}"
+    )
 
 
 def score_group(
@@ -151,13 +142,8 @@ def score_group(
     Raises:
         RewardError: unknown reward, wrong parameters, or a reward that is not a finite number.
     """
-    reward, params = resolve(spec.name, spec.version, spec.params)
-    scores = []
-    for text, complete in zip(completions, finished, strict=True):
-        value = 0.0
-        if complete or params["truncated"] == "score":
-            value = reward.score(text, answer, prompt, params)
-        if not math.isfinite(value):
-            raise RewardError(RewardFault.FAILED, f"{spec.name} {spec.version} returned {value}")
-        scores.append(value)
-    return scores
+    scorer = resolve(spec)
+    return [
+        scorer.score(text, complete, answer, prompt)
+        for text, complete in zip(completions, finished, strict=True)
+    ]

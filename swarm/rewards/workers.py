@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import swarm
-from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt
-from swarm.rewards import registry
+from swarm.rewards import combined, registry
 from swarm.rewards.child import EXIT_MEMORY, HEADER, MAX_FRAME_BYTES, pack, unpack
-from swarm.rewards.registry import RewardError
+from swarm.rewards.reward import Params, RewardError, Spec
 from swarm.terminal import safe
 from swarm.text.template import MAX_RENDERED_CHARS, TemplateError
 
 __all__ = ["MEMORY_BYTES", "RewardError", "TemplateError", "WorkerPool"]
 
-T = TypeVar("T", float, str)
+T = TypeVar("T", float, str, dict[str, Any])
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +38,18 @@ MEMORY_BYTES = 512 * 2**20
 """Address space of one worker; it starts with about 30 MB."""
 
 START_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 240.0
+"""What a start may take beyond that where it imports a reward's libraries (sympy: seconds)."""
+
 MAX_DETAIL_CHARS = 500
 RENDER_BATCH_PROMPTS = 256
 RENDER_BATCH_CHARS = 2_000_000
+ANSWERS_A_CALL = 512
 
 # Where the interpreter finds its own libraries; nothing else is handed on.
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+# Libraries that start a thread a core cannot, in a process that may have no other.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class WorkerPool:
@@ -69,6 +74,9 @@ class WorkerPool:
         self._memory_bytes = memory_bytes
         self._workers = workers
         self._processes: list[Process] = []
+        # Rewards whose code a worker imports before its limits fall, as calls have asked for them.
+        self._loaded: dict[Process, frozenset[str]] = {}
+        self._needed: frozenset[str] = frozenset()
         self._closed = False
         # A place holds a waiting process, or None where one must be started first. The last one
         # used is taken first, so that a calm node keeps one process and not all of them.
@@ -84,7 +92,7 @@ class WorkerPool:
 
     async def score(
         self,
-        spec: RewardSpec,
+        spec: Spec,
         completions: Sequence[str],
         finished: Sequence[bool],
         answer: str,
@@ -93,7 +101,7 @@ class WorkerPool:
         """Score all completions of one prompt.
 
         Args:
-            spec: the manifest's reward.
+            spec: the manifest's or the prompt's reward.
             completions: decoded texts, without special tokens.
             finished: for each, whether it ended by itself and not at the length limit.
             answer: the prompt's reference answer.
@@ -104,20 +112,40 @@ class WorkerPool:
         """
         if len(completions) != len(finished):
             raise ValueError(f"{len(completions)} completions, {len(finished)} finish flags")
-        _, params = registry.resolve(spec.name, spec.version, spec.params)
         request = {
-            "op": "score",
-            "name": spec.name,
-            "version": spec.version,
-            "params": dict(params),
+            **_named("score", spec),
             "completions": list(completions),
             "finished": list(finished),
             "answer": answer,
             "prompt": prompt,
         }
-        scores = await self._call(request, RewardError, float, len(completions))
+        scores = await self._call(request, RewardError, float, len(completions), _code_of(spec))
         self.counts["groups"] += 1
         return scores
+
+    async def complete(self, spec: Spec) -> Params:
+        """All parameters of a reward, those that it leaves out at their defaults, tried out.
+
+        Raises:
+            RewardError: no such reward here (with what to install), wrong parameters, or
+                parameters that make it hang.
+        """
+        request = _named("complete", spec)
+        (params,) = await self._call(request, RewardError, dict, 1, _code_of(spec))
+        return params
+
+    async def check_answers(self, spec: Spec, answers: Sequence[str]) -> list[str]:
+        """For each answer why no completion can match it; empty: one can.
+
+        Raises:
+            RewardError: as `complete`.
+        """
+        checked: list[str] = []
+        for start in range(0, len(answers), ANSWERS_A_CALL):
+            some = list(answers[start : start + ANSWERS_A_CALL])
+            request = {**_named("answers", spec), "answers": some}
+            checked += await self._call(request, RewardError, str, len(some), _code_of(spec))
+        return checked
 
     async def render(
         self,
@@ -170,8 +198,13 @@ class WorkerPool:
         error: type[RewardError] | type[TemplateError],
         kind: type[T],
         count: int,
+        code: frozenset[str] = frozenset(),
     ) -> list[T]:
-        """Have one worker answer with `count` values of one kind, or say why not."""
+        """Have one worker answer with `count` values of one kind, or say why not.
+
+        Args:
+            code: rewards whose code it must have imported.
+        """
         body = pack({**request, "cpu_s": math.ceil(self._timeout_s)})
         if len(body) > MAX_FRAME_BYTES:
             raise self._fault(error, "size", f"{len(body)} bytes; at most {MAX_FRAME_BYTES}")
@@ -180,8 +213,11 @@ class WorkerPool:
         try:
             if self._closed:
                 raise self._fault(error, "closed", "the node is stopping")
+            if process is not None and not code <= self._loaded[process]:
+                _kill(process)
+                process = None
             if process is None or process.returncode is not None:
-                process = await self._start(error)
+                process = await self._start(error, code)
             try:
                 async with asyncio.timeout(self._timeout_s):
                     reply = await _ask(process, body)
@@ -202,15 +238,23 @@ class WorkerPool:
             raise self._fault(error, str(reply["fault"]), detail)
         return values
 
-    async def _start(self, error: type[RewardError] | type[TemplateError]) -> Process:
+    async def _start(
+        self, error: type[RewardError] | type[TemplateError], code: frozenset[str]
+    ) -> Process:
         self._processes = [p for p in self._processes if p.returncode is None]
+        self._loaded = {p: self._loaded[p] for p in self._processes}
+        self._needed |= code
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         environment["PYTHONPATH"] = str(Path(swarm.__file__).parents[1])
+        limit_s = START_TIMEOUT_S
+        if self._needed:
+            environment |= _ONE_THREAD
+            limit_s += LOAD_TIMEOUT_S
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-P", "-m", "swarm.rewards.child"),
-                *(str(os.getpid()), str(self._memory_bytes)),
+                *(str(os.getpid()), str(self._memory_bytes), *sorted(self._needed)),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
@@ -221,17 +265,16 @@ class WorkerPool:
         except OSError as fault:
             raise self._fault(error, "crashed", f"no worker process: {fault}") from None
         self._processes.append(process)
+        self._loaded[process] = self._needed
         self.counts["started"] += 1
         try:
             if self._closed:
                 raise self._fault(error, "closed", "the node is stopping")
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 await _read(process)
         except TimeoutError:
             _kill(process)
-            raise self._fault(
-                error, "timeout", f"no worker process within {START_TIMEOUT_S:g} s"
-            ) from None
+            raise self._fault(error, "timeout", f"no worker process within {limit_s:g} s") from None
         except (EOFError, ConnectionError, ValueError):
             _kill(process)
             said = await process.stderr.read(4096) if process.stderr else b""
@@ -252,6 +295,15 @@ class WorkerPool:
         self.counts[f"fault_{fault.reason}"] += 1
         log.warning("worker: %s", fault)
         return fault
+
+
+def _named(op: str, spec: Spec) -> dict[str, Any]:
+    return {"op": op, "name": spec.name, "version": spec.version, "params": dict(spec.params)}
+
+
+def _code_of(spec: Spec) -> frozenset[str]:
+    """Rewards in this one whose code is imported only where it is used."""
+    return frozenset(filter(registry.needs_loading, combined.names([spec])))
 
 
 async def _ask(process: Process, body: bytes) -> dict[str, Any]:
@@ -314,7 +366,7 @@ def _batches(prompts: Sequence[Prompt]) -> Iterator[list[Any]]:
 
 
 def _checked(values: Any, kind: type[T], count: int) -> list[T]:
-    """The worker's list, if it is one of `count` finite numbers or texts."""
+    """The worker's list, if it is one of `count` finite numbers, texts or maps."""
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"a reply without {count} values")
     for value in values:

@@ -16,7 +16,7 @@ from swarm.rewards.number import check_answer, final_number, numbers
         ("3 apples, 4 pears", [Fraction(3), Fraction(4)]),
         ("-1.50 and +2", [Fraction(-3, 2), Fraction(2)]),
         ("1,2,3 2^3 5:30", [None, None, None]),
-        ("x2 m^2 _3 10^{4}", [None]),
+        ("x2 m^2 x_3 10^{4} _3_", [None, Fraction(3)]),
         ("1e3 1e41 1e100 1ex", [Fraction(1000), None, None, Fraction(1)]),
         ("1/2 1/2/3 1/0 1/", [Fraction(1, 2), None, None, Fraction(1)]),
     ],

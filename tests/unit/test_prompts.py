@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import DataError, RemoteProtocolError
-from swarm.protocol.manifest import PromptSetRef
+from swarm.protocol.manifest import PromptSetRef, RewardSpec
 from swarm.protocol.prompts import (
     VISITS_PER_CALL,
     Cursor,
@@ -74,6 +74,11 @@ def test_a_number_becomes_the_text_that_was_written(tmp_path: Path, number: str)
         ('{"prompt":"a","answer":-Infinity}', "-Infinity is no number"),
         ('{"prompt":"a","answer":"b","answer":"c"}', "a field is given twice"),
         (b"\xff", "not UTF-8"),
+        ('{"prompt":"a","answer":"b","reward":"No"}', "'reward.name'"),
+        ('{"prompt":"a","answer":"b","reward":{}}', "'reward.name': Field required"),
+        ('{"prompt":"a","answer":"b","reward":5}', "'reward'"),
+        ('{"prompt":"a","answer":"b","reward":{"name":"exact","x":1}}', "'reward.x'"),
+        ('{"prompt":"a","answer":"b","reward":{"name":"a","params":{"x":[1]}}}', "'reward.params."),
         ("[]", "must be an object"),
         ("5", "must be an object"),
         ("{}", "exactly one of 'prompt' and 'messages'"),
@@ -154,6 +159,22 @@ def test_the_canonical_form_leaves_absent_fields_out() -> None:
     ]
 
 
+def test_a_prompt_may_name_its_own_reward(tmp_path: Path) -> None:
+    lines = (
+        '{"answer":"2","prompt":"a","reward":{"name":"exact","params":{"x":0.5,"y":7,"z":true},'
+        '"version":2}}\n'
+        '{"answer":"2","prompt":"b","reward":{"name":"number","params":{},"version":1}}\n'
+    )
+    prompts = read(tmp_path, lines)
+    assert prompts[0].reward == RewardSpec(
+        name="exact", version=2, params={"x": 0.5, "y": 7, "z": True}
+    )
+    assert encode_prompt_set(prompts) == lines.encode()
+    assert decode_prompt_set(lines.encode(), reference(lines.encode())) == prompts
+    (short,) = read(tmp_path, '{"answer":"2","prompt":"b","reward":"number"}')
+    assert short == prompts[1]
+
+
 def test_a_set_survives_its_bytes() -> None:
     data = encode_prompt_set(PROMPTS)
     assert decode_prompt_set(data, reference(data)) == PROMPTS
@@ -183,6 +204,8 @@ def test_a_set_that_is_not_the_one_named_is_refused(change: dict[str, object], d
         b'{"prompt":"a","answer":"b"}\n',
         b'{"answer":5,"prompt":"a"}\n',
         b'{"answer":"b","prompt":"a","tags":[]}\n',
+        b'{"answer":"b","prompt":"a","reward":"exact"}\n',
+        b'{"answer":"b","prompt":"a","reward":{"name":"exact"}}\n',
         b'{"answer":"b","prompt":"\\u0061"}\n',
         b'\xef\xbb\xbf{"answer":"b","prompt":"a"}\n',
         b'{"answer":"b","prompt":"a"}\n{"answer":"c","prompt":"a"}\n',

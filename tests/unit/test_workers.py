@@ -194,12 +194,12 @@ async def test_close_while_a_worker_starts_leaves_none() -> None:
         assert children() == before
 
 
-async def test_unknown_rewards_never_reach_a_worker(pool: WorkerPool) -> None:
+async def test_unknown_rewards_and_flags_that_are_missing_are_refused(pool: WorkerPool) -> None:
     with pytest.raises(RewardError, match="no reward 'nothing' version 1"):
         await pool.score(RewardSpec(name="nothing", version=1, params={}), ["5"], [True], "5")
     with pytest.raises(ValueError, match="1 completions, 2 finish flags"):
         await pool.score(NUMBER, ["5"], [True, True], "5")
-    assert pool.counts["started"] == 0
+    assert pool.counts["groups"] == 0
 
 
 async def test_a_request_beyond_the_limit_is_refused(
