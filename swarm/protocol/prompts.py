@@ -351,7 +351,7 @@ def _prompt(value: Any) -> Prompt:
 def _reward(value: Any) -> RewardSpec:
     try:
         if type(value) is str:
-            return RewardSpec(name=value)
+            return RewardSpec(name=value, params={})
         return RewardSpec.model_validate_json(json.dumps(_plain(value)))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
