@@ -137,6 +137,11 @@ class LimitsSection(Section):
     blob_store_mb: Positive = Field(
         default=2048, description="Disk for rollouts, in MB; the oldest are deleted first."
     )
+    call_timeout_s: Seconds = Field(
+        default=3600.0,
+        description="For one thing that the learner does: loading the model, sampling, a step. One "
+        "that takes longer hangs: its stacks are written to its log, and it is started again.",
+    )
     min_free_mb: Annotated[int, Field(ge=0)] = Field(
         default=256,
         description="Nothing that training can do without is written when less than this would "

@@ -20,6 +20,7 @@ Does not know: what the files hold.
     <data>/logs/
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,6 +28,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -67,9 +69,21 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def append_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line of JSON to a log."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    """Add one line of JSON to a log.
+
+    Raises:
+        OSError: the disk is full or fails; then nothing of the line stands in the log.
+    """
+    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    with path.open("ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(start)
+            raise
 
 
 class DataDir:

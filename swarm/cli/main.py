@@ -6,6 +6,7 @@ Does not know: what a verb does. Heavy modules are imported by the verb that nee
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from swarm import __version__
 from swarm.cli import demo, join, ledger, peers, replay, running, seed, setup, status
 from swarm.cli.arguments import Parser
-from swarm.errors import ExitCode, SwarmError
+from swarm.errors import ExitCode, SwarmError, TryAgainError
 
 EXAMPLES = """\
 examples:
@@ -25,6 +26,9 @@ examples:
   swarm-node status INVITE                     all members of a swarm, from anywhere
   swarm-node replay --method nois              the last run's groups, another method
 """
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's flush at exit
         code = ExitCode.OK
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        code = _report(TryAgainError(f"{where}{error.strerror}: nothing can be written there"))
     raise SystemExit(int(code))
 
 

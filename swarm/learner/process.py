@@ -23,6 +23,8 @@ from swarm.learner import ipc
 
 log = logging.getLogger(__name__)
 
+STACKS_S = 0.5
+"""For a child that hangs to write its stacks to the log before it is killed."""
 EXIT_GRACE_S = 5.0
 """Time that the child has to end after its connection; then it is killed."""
 
@@ -150,6 +152,7 @@ class LearnerProcess:
                         await child.writer.drain()
                     reply = await answer
             except TimeoutError:
+                await self._dump_stacks(child)
                 await self._end_child(kill=True)
                 raise LearnerError(
                     f"{op}: no answer within {timeout_s:g} s; the learner was killed"
@@ -181,6 +184,13 @@ class LearnerProcess:
             child.process.kill()
         child.writer.close()
         await asyncio.shield(child.end)
+
+    @staticmethod
+    async def _dump_stacks(child: _Child) -> None:
+        """Have a child that hangs write what it is doing to its log."""
+        if child.process.returncode is None:
+            child.process.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(STACKS_S)
 
     async def _read_answers(self, child: _Child, reader: asyncio.StreamReader) -> None:
         """Hand answers to their calls until the stream ends; then see the process off."""

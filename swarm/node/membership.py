@@ -144,7 +144,10 @@ class Membership:
         self._charter = charter
         self._shards = charter.manifest.record_shards
         self._admission.obey(charter)
-        write_atomic(self._dir.charter_path, charter.to_bytes())
+        try:
+            write_atomic(self._dir.charter_path, charter.to_bytes())
+        except OSError as error:
+            log.error("the swarm's terms are not kept: %s: %s", self._dir.charter_path, error)
 
     def samplers(self) -> list[str]:
         """Live members that say that they are sampling, this node not included."""
@@ -376,12 +379,19 @@ class Membership:
         self.members = found
         addresses = [a for m in found.values() for a in m.heartbeat.addresses]
         if addresses:
-            self._dir.save_peers(addresses)
+            self._save_peers(addresses)
             self._overlay.remember(addresses)
         if self._knocker is not None:
             ahead.append(self._knocker)
             self._knocker = None
         self._follow(ahead)
+
+    def _save_peers(self, addresses: list[str]) -> None:
+        """For the next start; a full disk is no reason to stop this one."""
+        try:
+            self._dir.save_peers(addresses)
+        except OSError as error:
+            log.warning("members' addresses are not kept: %s", error)
 
     def _follow(self, ahead: list[str]) -> None:
         """Fetch the amendments of members that are ahead, beside the heartbeats.

@@ -21,7 +21,6 @@ import numpy as np
 from swarm.config import NodeConfig
 from swarm.errors import LearnerError
 from swarm.learner.calls import (
-    CALL_TIMEOUT_S,
     Completion,
     greedy_arguments,
     greedy_completions,
@@ -154,6 +153,10 @@ class TrainingLoop:
         self.tokens_per_s = 0.0
         self.model: dict[str, Any] = {}
         self.finished = ""
+        self.log_trouble = ""
+        """Why the last line of a log was lost; empty when it was not."""
+        self.checkpoint_trouble = ""
+        """Why the last checkpoint was not written; empty when it was."""
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -215,9 +218,10 @@ class TrainingLoop:
     async def _run(self) -> None:
         delay = 1.0
         while not self.stopping.is_set():
+            first_step = self.step
             try:
                 await self._start_learner()
-                delay = 1.0
+                first_step = self.step
                 while not self.stopping.is_set():
                     await self._turn()
                 await self._checkpoint()
@@ -225,6 +229,8 @@ class TrainingLoop:
                 if self.stopping.is_set():
                     log.warning("the learner failed while stopping: %s", error)
                     return
+                if self.step > first_step:  # one that fails before its first step waits longer
+                    delay = 1.0
                 log.error("learner failed: %s; restarting it in %.0f s", error, delay)
                 self.model = {}
                 self.activity.set("learner down", f"restart in {delay:.0f} s: {error}"[:500])
@@ -284,7 +290,7 @@ class TrainingLoop:
         self.model = {}
         answer = await self._learner.call(
             "init",
-            timeout_s=CALL_TIMEOUT_S,
+            timeout_s=self._config.limits.call_timeout_s,
             **init_arguments(self._config, manifest, self._run_dir.root),
         )
         first = not self.step
@@ -304,7 +310,9 @@ class TrainingLoop:
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
         started = time.monotonic()
         self.activity.set(phase)
-        answer: dict[str, Any] = await self._learner.call(op, timeout_s=CALL_TIMEOUT_S, **arguments)
+        answer: dict[str, Any] = await self._learner.call(
+            op, timeout_s=self._config.limits.call_timeout_s, **arguments
+        )
         seconds = self.counts.seconds
         seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - started
         return answer
@@ -411,7 +419,7 @@ class TrainingLoop:
         counts.tokens_trained += report["tokens"]
         counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
-        append_json(
+        self._append(
             self._run_dir.steps_path,
             step_record(
                 answer,
@@ -481,19 +489,40 @@ class TrainingLoop:
         state = (self.step, self._evaluated_step)
         if state == self._checkpointed:
             return
-        await self._call(
-            "writing a checkpoint",
-            "checkpoint",
-            path=str(self._run_dir.checkpoints_dir),
-            node_state=self._node_state(),
-            accuracy=self.accuracy if self._evaluated_step == self.step else None,
-        )
+        try:
+            await self._call(
+                "writing a checkpoint",
+                "checkpoint",
+                path=str(self._run_dir.checkpoints_dir),
+                node_state=self._node_state(),
+                accuracy=self.accuracy if self._evaluated_step == self.step else None,
+            )
+        except LearnerError as error:
+            if not self._learner.alive:
+                raise
+            # The disk is full or fails. What the learner holds is sound; the next one may succeed.
+            self.checkpoint_trouble = str(error)
+            log.error("%s; training goes on", error)
+            return
+        self.checkpoint_trouble = ""
         self._checkpointed = state
 
     # -- small things ----------------------------------------------------------------------------
 
+    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
+        """A line that cannot be written is lost; training goes on."""
+        try:
+            append_json(path, record)
+        except OSError as error:
+            problem = f"{path} is not written: {error.strerror or error}"
+            if problem != self.log_trouble:
+                log.error("%s; training goes on", problem)
+            self.log_trouble = problem
+        else:
+            self.log_trouble = ""
+
     def _log_metrics(self, record: Mapping[str, Any]) -> None:
-        append_json(self._run_dir.metrics_path, record)
+        self._append(self._run_dir.metrics_path, record)
         if self._curves is not None:
             self._curves.add(record)
 

@@ -151,7 +151,9 @@ async def test_death_unnoticed_before_the_call(learner: LearnerProcess) -> None:
         await learner.call("echo", timeout_s=PATIENCE_S, data=bytes(3_000_000))
 
 
-async def test_hung_learner_is_killed(learner: LearnerProcess) -> None:
+async def test_hung_learner_says_where_and_is_killed(
+    learner: LearnerProcess, log_path: Path
+) -> None:
     pid = learner.pid
     await learner.call("echo", timeout_s=PATIENCE_S)
     with pytest.raises(LearnerError, match=r"spin: no answer within 0\.2 s"):
@@ -159,6 +161,7 @@ async def test_hung_learner_is_killed(learner: LearnerProcess) -> None:
     assert pid is not None
     assert not psutil.pid_exists(pid)
     assert not learner.alive
+    assert "in spin" in log_path.read_text()  # noqa: ASYNC240 - a few lines
 
 
 async def test_stream_out_of_step_ends_the_learner(learner: LearnerProcess) -> None:

@@ -1,0 +1,213 @@
+"""Faults of real nodes: whatever dies, hangs or fills up, the node is back to training by itself,
+as itself, the others go on, and `status` names the condition while it lasts."""
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from nodes import LOOPBACK, Node, Swarm, cli, settings, sums, wait_until, write_prompts
+
+PROMPTS = sums(range(3, 20), range(2, 12))
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """An organizer; the tests that need them add volunteers."""
+    folder = tmp_path_factory.mktemp("faults")
+    with Swarm(folder) as swarm:
+        swarm.seed(write_prompts(folder / "prompts.jsonl", PROMPTS))
+        yield swarm
+
+
+def trains_on(node: Node, steps: int = 2) -> None:
+    step = node.step
+    wait_until(lambda: node.step >= step + steps, f"{node.name} trains on", [node])
+
+
+def fill_up(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(65_536))
+
+
+def volunteer(swarm: Swarm, name: str, **changes: str) -> Node:
+    node = next((n for n in swarm.nodes if n.name == name and n.running), None)
+    node = node or swarm.join(name, **changes)
+    wait_until(lambda: node.step >= 2, f"{name} trains", [node])
+    return node
+
+
+# -- without a model: quick ----------------------------------------------------------------------
+
+
+def test_an_organizer_whose_network_daemon_is_killed_stays_who_it_is(swarm: Swarm) -> None:
+    (organizer,) = swarm.nodes[:1]
+    before, daemon = organizer.status(), organizer.child("p2pd")
+    daemon.kill()
+    wait_until(
+        lambda: organizer.status()["network"]["p2pd_restarts"] == 1,
+        "the daemon is started again",
+        [organizer],
+    )
+    after = organizer.status()
+    assert after["node"]["peer_id"] == before["node"]["peer_id"]
+    assert after["network"]["addresses"] == before["network"]["addresses"]
+    assert after["problems"] == []
+    shown = cli("status", swarm.invite, "--timeout", "20")
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_a_port_that_is_taken_is_named(swarm: Swarm, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = cli(
+            "join",
+            swarm.invite,
+            *("--model", "/nowhere", "--data-dir", str(tmp_path / "node"), "--port", port),
+            *settings(LOOPBACK),
+        )
+    assert result.returncode == 75, result.stderr
+    assert port in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_restart_storm_leaves_nothing_behind(swarm: Swarm) -> None:
+    organizer = swarm.nodes[0]
+    peer_id = organizer.peer_id
+    for _ in range(20):
+        organizer.kill()
+        assert organizer.leftovers() == []
+        organizer = swarm.nodes[0] = swarm.restart(organizer, "seed", *settings(LOOPBACK))
+        swarm.nodes.pop()
+        wait_until(lambda node=organizer: bool(node.status()), "it answers", [organizer])
+    assert organizer.peer_id == peer_id
+    shown = cli("status", swarm.invite, "--timeout", "20")
+    assert shown.returncode == 0, shown.stderr
+    drafts = [p for p in organizer.data_dir.rglob("*") if p.name.endswith((".tmp", ".draft"))]
+    assert drafts == []
+
+
+# -- with models: slow ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", ["swarm.rl.learner", "p2pd", "swarm.rewards.child"])
+def test_a_process_of_a_node_is_killed(swarm: Swarm, child: str) -> None:
+    node, other = volunteer(swarm, "ada"), volunteer(swarm, "bob")
+    peer_id, victim = node.peer_id, node.child(child)
+    victim.kill()
+    if child == "swarm.rl.learner":
+        wait_until(lambda: bool(node.status()["problems"]), "status says so", [node])
+    trains_on(node)
+    assert node.child(child).pid != victim.pid
+    assert node.peer_id == peer_id
+    trains_on(other)
+    seen = len([s for s in node.steps() for g in s["groups"] if g["publisher"] == other.peer_id])
+    wait_until(
+        lambda: (
+            len([s for s in node.steps() for g in s["groups"] if g["publisher"] == other.peer_id])
+            > seen
+        ),
+        "it trains on the other's groups again",
+        [node, other],
+    )
+    assert node.status()["problems"] == []
+    for table in (node.status()["peers"], other.status()["peers"]):
+        assert [peer for peer in table if peer["strikes"] > 0] == []
+
+
+@pytest.mark.slow
+def test_a_frozen_node_stops_nobody_and_comes_back(swarm: Swarm) -> None:
+    node, other = volunteer(swarm, "ada"), volunteer(swarm, "bob")
+    frozen = [psutil.Process(other.process.pid), *other.children()]
+    for process in frozen:
+        process.suspend()
+    try:
+        trains_on(node, 5)
+    finally:
+        for process in frozen:
+            process.resume()
+    trains_on(other)
+    assert [peer for peer in node.status()["peers"] if peer["strikes"] > 0] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_hangs_is_started_again(swarm: Swarm) -> None:
+    node = volunteer(swarm, "carl", limits__call_timeout_s="60")
+    learner = node.child("swarm.rl.learner")
+    learner.suspend()
+    wait_until(lambda: "no answer within 60 s" in node.log(), "the watchdog bites", [node])
+    trains_on(node)
+    assert node.child("swarm.rl.learner").pid != learner.pid
+    assert node.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
+    swarm: Swarm, damage: str
+) -> None:
+    node = volunteer(swarm, "dora", checkpoint__keep="3")
+    wait_until(lambda: len(node.run_dir.checkpoints()) >= 2, "two checkpoints", [node])
+    peer_id = node.peer_id
+    node.kill()
+    *_, (older, _), (newest, path) = node.run_dir.checkpoints().items()
+    weights = path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    if damage == "bit":
+        data[len(data) // 2] ^= 1
+        weights.write_bytes(data)
+    elif damage == "cut":
+        weights.write_bytes(data[:-100])
+    else:
+        (path / "checkpoint.json").unlink()
+    node = swarm.restart(node, "join")
+    wait_until(lambda: node.step > older, "it resumes", [node])
+    assert f"resumed at step {older}" in node.log()
+    assert f"resumed at step {newest}" not in node.log()
+    assert node.peer_id == peer_id
+    trains_on(node)
+    node.kill()
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_no_training(swarm: Swarm) -> None:
+    place = swarm.folder / "eva"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this user cannot mount a small file system")
+    try:
+        # The node's own log is in the way of nothing: it is on that disk too.
+        node = volunteer(swarm, "eva", limits__min_free_mb="1")
+        ballast = place / "ballast"
+        fill_up(ballast)
+        wait_until(lambda: len(node.status()["problems"]) >= 2, "status says so", [node])
+        problems = " ".join(node.status()["problems"])
+        assert "rollouts are not stored" in problems
+        assert "no checkpoint written" in problems
+        trains_on(node, 4)
+        ballast.unlink()
+        wait_until(lambda: node.status()["problems"] == [], "all is well again", [node])
+        step = node.step
+        wait_until(
+            lambda: max(node.run_dir.checkpoints(), default=0) >= step, "a checkpoint", [node]
+        )
+        assert node.stop() == 0
+        assert not list(place.rglob("*.draft"))
+        assert not list(node.run_dir.checkpoints_dir.glob(".writing-*"))
+    finally:
+        for node in swarm.nodes:
+            if node.name == "eva" and node.running:
+                node.kill()
+        subprocess.run(["umount", "-l", str(place)], check=False)

@@ -1,0 +1,47 @@
+"""Files of a node that are written whole or not at all."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.paths import append_json
+
+FILLED = """
+import resource, signal, sys
+from pathlib import Path
+from swarm.paths import append_json
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))
+path = Path(sys.argv[1])
+for number in range(9):
+    try:
+        append_json(path, {"number": number, "text": "twenty characters..."})
+    except OSError as error:
+        print(number, error.errno)
+"""
+
+
+def test_a_line_for_which_there_is_no_room_leaves_no_trace(tmp_path: Path) -> None:
+    """A file may not grow beyond 60 bytes: the second line of 44 would."""
+    path = tmp_path / "log.jsonl"
+    result = subprocess.run(
+        [sys.executable, "-c", FILLED, str(path)], capture_output=True, text=True, check=True
+    )
+    failed = [line.split() for line in result.stdout.splitlines()]
+    assert [number for number, _ in failed] == [str(n) for n in range(1, 9)]
+    assert {int(code) for _, code in failed} <= {errno.ENOSPC, errno.EFBIG}
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [0]
+    append_json(path, {"number": 9})
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [0, 9]
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    os.symlink("/dev/full", path)
+    with pytest.raises(OSError, match="space"):
+        append_json(path, {"a": 1})
