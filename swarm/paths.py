@@ -12,6 +12,7 @@ Does not know: what the files hold.
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         peers.json                 addresses of members seen
         node.toml, invite          how it was joined
+        epoch                      the latest one that this node published in, over all runs
         ledger.sqlite              what was given and got, by peer
         rollouts/                  blobs by content hash
         runs/<number>/             one run: run.json, steps.jsonl, metrics.jsonl, learner.log,
@@ -205,6 +206,10 @@ class SwarmDir:
     @property
     def prompts_dir(self) -> Path:
         return self.root / "prompts"
+
+    @property
+    def epoch_path(self) -> Path:
+        return self.root / "epoch"
 
     @property
     def peers_path(self) -> Path:

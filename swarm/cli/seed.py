@@ -131,7 +131,7 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
         raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
 
     from swarm.cli.peers import read_members
-    from swarm.node.organizer import SeedOptions, amend, make_genesis, same_terms, store_genesis
+    from swarm.node.organizer import SeedOptions, make_genesis, same_terms, store_genesis
 
     members = None if arguments.members is None else read_members(arguments.members)
     options = SeedOptions(
@@ -159,6 +159,7 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
         path = data_dir.swarm(current).charter_path
         charter = Charter.from_bytes(path.read_bytes(), current)
         if same_terms(charter, genesis):
+            _admit(members, charter, data_dir.swarm(current), identity)
             return bytes(current)
         raise DataError(
             f"{data_dir.root} holds the swarm {charter.manifest.name!r} ({current.hex()[:16]}) "
@@ -166,10 +167,19 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
             "another --data-dir. To serve it again: seed without PROMPTS"
         )
     swarm_dir = store_genesis(genesis, options, data_dir)
-    if members is not None:
-        charter = Charter.from_genesis(genesis.manifest)
-        run_async(amend(charter, swarm_dir, identity, {"roster": {"add": members}}))
+    _admit(members, Charter.from_genesis(genesis.manifest), swarm_dir, identity)
     return bytes(genesis.manifest.swarm_id)
+
+
+def _admit(members: list[str] | None, charter: Any, swarm_dir: Any, identity: Any) -> None:
+    """Put on the roster who is not on it yet; without a roster there is one from now on."""
+    if members is None:
+        return
+    missing = set(members) - (charter.members or frozenset())
+    if missing or charter.members is None:
+        from swarm.node.organizer import amend
+
+        run_async(amend(charter, swarm_dir, identity, {"roster": {"add": sorted(missing)}}))
 
 
 def _reward_param(text: str) -> tuple[str, str | int | float | bool]:

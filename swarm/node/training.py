@@ -7,12 +7,10 @@ Does not know: how groups travel (a `publish` callback), tensors (the learner's)
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
@@ -32,8 +30,8 @@ from swarm.learner.calls import (
 )
 from swarm.learner.process import LearnerProcess
 from swarm.ledger import Ledger
-from swarm.metrics.curves import TensorBoardCurves
-from swarm.paths import RunDir, append_json
+from swarm.node.run_log import RunLog
+from swarm.paths import RunDir, write_atomic
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter
@@ -44,9 +42,6 @@ from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.replay.step_log import step_record
 
 log = logging.getLogger(__name__)
-
-MAX_LINE_BYTES = 64 << 20
-"""One step's log line, with thousands of groups in the batch."""
 
 HISTORY = 512
 """Points of the accuracy and reward curves kept in memory and in the checkpoint."""
@@ -136,8 +131,9 @@ class TrainingLoop:
         self._on_progress = on_progress
         self._ledger = ledger
         self._config_digest = config.digest()
-        self._curves: TensorBoardCurves | None = None
+        self.log = RunLog(run_dir)
         self._cursor = Cursor()
+        self._noted_epoch = -1
         self._step_seconds = 1.0
         self._evaluated_step = -1
         self._checkpointed = (-1, -1)
@@ -153,8 +149,6 @@ class TrainingLoop:
         self.tokens_per_s = 0.0
         self.model: dict[str, Any] = {}
         self.finished = ""
-        self.log_trouble = ""
-        """Why the last line of a log was lost; empty when it was not."""
         self.checkpoint_trouble = ""
         """Why the last checkpoint was not written; empty when it was."""
 
@@ -207,13 +201,11 @@ class TrainingLoop:
 
         A dead or failing learner is restarted from its last checkpoint, with backoff.
         """
-        for path in (self._run_dir.steps_path, self._run_dir.metrics_path):
-            drop_cut_line(path)
+        self.log.open()
         try:
             await self._run()
         finally:
-            if self._curves is not None:
-                self._curves.close()
+            self.log.close()
 
     async def _run(self) -> None:
         delay = 1.0
@@ -298,8 +290,10 @@ class TrainingLoop:
         if first and answer["node_state"]:
             self._restore(answer["node_state"])
             log.info("resumed at step %d", self.step)
-        if self._config.metrics.tensorboard and self._curves is None:
-            self._curves = TensorBoardCurves(self._run_dir.tensorboard_dir, self.step)
+        elif first:
+            self._cursor = self._beyond_earlier_runs()
+        if self._config.metrics.tensorboard:
+            self.log.draw_curves(self.step)
         saved = answer["node_state"] is not None
         self._checkpointed = (self.step, self._evaluated_step) if saved else (-1, -1)
         others = ("id", "ok", "node_state", "step", "checkpoint")
@@ -332,6 +326,7 @@ class TrainingLoop:
             limit=min(wanted, self._config.engine.prompts_per_call),
         )
         self._cursor = cursor
+        self._note_epoch(cursor.epoch)
         if not chosen:
             return  # among very many members; the next call goes on from there
         answer = await self._call(
@@ -397,6 +392,23 @@ class TrainingLoop:
         rate = answer["tokens"] / max(answer["seconds"], 1e-6)
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
 
+    def _beyond_earlier_runs(self) -> Cursor:
+        """Where a run without a checkpoint begins: others have this node's groups of the epochs
+        before, and would take its new ones for the same again."""
+        try:
+            return Cursor(epoch=int(self._run_dir.swarm_dir.epoch_path.read_text()) + 1)
+        except (OSError, ValueError):
+            return Cursor()
+
+    def _note_epoch(self, epoch: int) -> None:
+        if epoch <= self._noted_epoch:
+            return
+        self._noted_epoch = epoch
+        try:
+            write_atomic(self._run_dir.swarm_dir.epoch_path, f"{epoch}\n".encode())
+        except OSError as error:
+            log.warning("the epoch is not kept: %s", error)
+
     def _seed(self, epoch: int, prompt_id: int) -> int:
         text = f"{self._config.node.seed} {self._identity.peer_id} {epoch} {prompt_id}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -419,17 +431,16 @@ class TrainingLoop:
         counts.tokens_trained += report["tokens"]
         counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
-        self._append(
-            self._run_dir.steps_path,
+        self.log.step(
             step_record(
                 answer,
                 batch,
                 config=self._config_digest,
                 amendments=len(self._charter().amendments),
                 time_s=time.time(),
-            ),
+            )
         )
-        self._log_metrics({"time_s": round(time.time(), 3), **report})
+        self.log.metrics({"time_s": round(time.time(), 3), **report})
         log.info(
             "step %d: loss %.4f, kept %d of %d samples (%d of peers), reward %.3f",
             self.step,
@@ -481,7 +492,7 @@ class TrainingLoop:
         self._evaluated_step = self.step
         if len(point) > 2:
             self.accuracies.append(point)
-            self._log_metrics({"evaluation": True, **point})
+            self.log.metrics({"evaluation": True, **point})
             log.info("step %d: accuracy %s", self.step, point)
         self._on_progress()
 
@@ -509,23 +520,6 @@ class TrainingLoop:
 
     # -- small things ----------------------------------------------------------------------------
 
-    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
-        """A line that cannot be written is lost; training goes on."""
-        try:
-            append_json(path, record)
-        except OSError as error:
-            problem = f"{path} is not written: {error.strerror or error}"
-            if problem != self.log_trouble:
-                log.error("%s; training goes on", problem)
-            self.log_trouble = problem
-        else:
-            self.log_trouble = ""
-
-    def _log_metrics(self, record: Mapping[str, Any]) -> None:
-        self._append(self._run_dir.metrics_path, record)
-        if self._curves is not None:
-            self._curves.add(record)
-
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
         try:
@@ -533,14 +527,3 @@ class TrainingLoop:
                 await event.wait()
         except TimeoutError:
             return
-
-
-def drop_cut_line(path: Path) -> None:
-    """Remove what a crash left of a log's last line, so that the next one starts on its own."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - MAX_LINE_BYTES)
-        file.seek(start)
-        tail = file.read()
-        file.truncate(start + tail.rfind(b"\n") + 1)

@@ -457,7 +457,7 @@ class Volunteer(Node):
             return
         if self.grader.trouble:
             status["problems"].append(f"rewards fail: {self.grader.trouble}")
-        status["problems"] += filter(None, (loop.checkpoint_trouble, loop.log_trouble))
+        status["problems"] += filter(None, (loop.checkpoint_trouble, loop.log.trouble))
         if loop.activity.doing == "learner down":
             status["problems"].append(loop.activity.waiting_for)
         if self._prompts_refused:

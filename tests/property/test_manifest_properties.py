@@ -18,6 +18,7 @@ from swarm.protocol.manifest import (
     Manifest,
     MinimumVersion,
 )
+from swarm.protocol.roster import BanChange, RosterChange
 
 # Time says nothing on a machine that others use too.
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -78,7 +79,21 @@ manifest_fields = st.fixed_dictionaries(
     }
 )
 manifests = manifest_fields.map(Manifest.model_validate)
+peers = st.lists(st.binary(min_size=32, max_size=32).map(peer_id_of), unique=True, max_size=8)
+
+
+def peer_changes(kind):
+    """Some added and others removed."""
+    return st.builds(
+        lambda ids, cut: kind(add=tuple(sorted(ids[:cut])), remove=tuple(sorted(ids[cut:]))),
+        peers,
+        st.integers(0, 8),
+    )
+
+
 actions = st.one_of(
+    peer_changes(RosterChange),
+    peer_changes(BanChange),
     refs.map(lambda ref: AppendPrompts.model_validate({"prompts": ref})),
     times.map(lambda at_s: CloseSwarm(at_s=at_s)),
     st.from_regex(r"[0-9]{1,5}(\.[0-9]{1,5}){0,3}", fullmatch=True).map(

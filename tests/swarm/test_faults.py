@@ -28,6 +28,15 @@ def trains_on(node: Node, steps: int = 2) -> None:
     wait_until(lambda: node.step >= step + steps, f"{node.name} trains on", [node])
 
 
+def running(swarm: Swarm) -> set[str]:
+    return {node.name for node in swarm.nodes if node.running}
+
+
+def named(swarm: Swarm, name: str) -> Node:
+    """The running node of that name."""
+    return next(node for node in swarm.nodes if node.name == name and node.running)
+
+
 def fill_up(path: Path) -> None:
     """Write until the disk is full."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
@@ -36,8 +45,7 @@ def fill_up(path: Path) -> None:
 
 
 def volunteer(swarm: Swarm, name: str, **changes: str) -> Node:
-    node = next((n for n in swarm.nodes if n.name == name and n.running), None)
-    node = node or swarm.join(name, **changes)
+    node = named(swarm, name) if name in running(swarm) else swarm.join(name, **changes)
     wait_until(lambda: node.step >= 2, f"{name} trains", [node])
     return node
 
@@ -46,7 +54,7 @@ def volunteer(swarm: Swarm, name: str, **changes: str) -> Node:
 
 
 def test_an_organizer_whose_network_daemon_is_killed_stays_who_it_is(swarm: Swarm) -> None:
-    (organizer,) = swarm.nodes[:1]
+    organizer = named(swarm, "organizer")
     before, daemon = organizer.status(), organizer.child("p2pd")
     daemon.kill()
     wait_until(
@@ -80,13 +88,12 @@ def test_a_port_that_is_taken_is_named(swarm: Swarm, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_storm_leaves_nothing_behind(swarm: Swarm) -> None:
-    organizer = swarm.nodes[0]
+    organizer = named(swarm, "organizer")
     peer_id = organizer.peer_id
     for _ in range(20):
         organizer.kill()
         assert organizer.leftovers() == []
-        organizer = swarm.nodes[0] = swarm.restart(organizer, "seed", *settings(LOOPBACK))
-        swarm.nodes.pop()
+        organizer = swarm.restart(organizer, "seed", *settings(LOOPBACK))
         wait_until(lambda node=organizer: bool(node.status()), "it answers", [organizer])
     assert organizer.peer_id == peer_id
     shown = cli("status", swarm.invite, "--timeout", "20")

@@ -99,6 +99,7 @@ def test_a_killed_node_resumes_from_its_last_checkpoint(swarm: Swarm, node: Node
 def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> None:
     old_run = node.run_dir
     assert node.stop() == 0
+    last_epoch = int(node.swarm_dir.epoch_path.read_text())
     steps = node.steps()
     assert max(checkpoints(old_run)) == steps[-1]["step"]
     data_dir = str(node.data_dir)
@@ -115,6 +116,8 @@ def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> No
     wait_until(lambda: node.step >= 1, "a step of the new run", [node])
     assert node.run_dir != old_run
     assert node.steps()[0]["step"] == 1
+    # To others, groups of an epoch that they know would be the old run's.
+    assert int(node.swarm_dir.epoch_path.read_text()) > last_epoch
     assert json.loads(node.run_dir.record_path.read_text())["trained"]["lora_rank"] == 4
     assert len(old_run.steps_path.read_text().splitlines()) == len(steps)
     assert node.stop() == 0

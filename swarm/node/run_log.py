@@ -1,0 +1,79 @@
+"""A run's logs: what each step trained on, and what it and the evaluations came to.
+
+Owns: `steps.jsonl`, `metrics.jsonl`, TensorBoard's curves, and what happens when they cannot be
+written. Does not know: what the records say.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.metrics.curves import TensorBoardCurves
+from swarm.paths import RunDir, append_json
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 64 << 20
+"""One step's log line, with thousands of groups in the batch."""
+
+
+class RunLog:
+    """Appends to a run's logs; a line that cannot be written is lost, and nothing else.
+
+    Attributes:
+        trouble: why the last line was lost; empty when it was not.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._curves: TensorBoardCurves | None = None
+        self.trouble = ""
+
+    def open(self) -> None:
+        """Cut off what a crash left of the last lines."""
+        for path in (self._run_dir.steps_path, self._run_dir.metrics_path):
+            drop_cut_line(path)
+
+    def draw_curves(self, first_step: int) -> None:
+        """Keep TensorBoard's event files too, from now on."""
+        if self._curves is None:
+            self._curves = TensorBoardCurves(self._run_dir.tensorboard_dir, first_step)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """What one step trained on."""
+        self._append(self._run_dir.steps_path, record)
+
+    def metrics(self, record: Mapping[str, Any]) -> None:
+        """What a step or an evaluation came to."""
+        self._append(self._run_dir.metrics_path, record)
+        if self._curves is not None:
+            self._curves.add(record)
+
+    def close(self) -> None:
+        """Finish TensorBoard's files."""
+        if self._curves is not None:
+            self._curves.close()
+
+    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
+        try:
+            append_json(path, record)
+        except OSError as error:
+            problem = f"{path} is not written: {error.strerror or error}"
+            if problem != self.trouble:
+                log.error("%s; training goes on", problem)
+            self.trouble = problem
+        else:
+            self.trouble = ""
+
+
+def drop_cut_line(path: Path) -> None:
+    """Remove what a crash left of a log's last line, so that the next one starts on its own."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - MAX_LINE_BYTES)
+        file.seek(start)
+        tail = file.read()
+        file.truncate(start + tail.rfind(b"\n") + 1)
