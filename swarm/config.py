@@ -500,6 +500,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits, a list in a list ...
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def _parse_value(source: str, section: str, key: str, text: str) -> Any:
@@ -513,7 +515,7 @@ def _parse_value(source: str, section: str, key: str, text: str) -> Any:
         return text
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

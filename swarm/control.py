@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import NotRunningError, SwarmError
+from swarm.errors import IdentityError, NotRunningError, SwarmError
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +99,22 @@ def control_request(
             connection.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 line = stream.readline(MAX_LINE_BYTES)
-        except (FileNotFoundError, ConnectionRefusedError):
+        except PermissionError:
+            raise IdentityError(f"{path}: the node there belongs to another user") from None
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             raise NotRunningError(
                 "no node is running on this data directory; start one with `swarm-node join`"
             ) from None
-        except (TimeoutError, ConnectionError) as error:
+        except OSError as error:  # too long a path among them: no node can listen there either
             raise NotRunningError(f"the node does not answer at {path}: {error}") from None
     if not line:
         raise NotRunningError(f"the node closed {path} without an answer; it may be stopping")
-    answer: dict[str, Any] = json.loads(line)
+    try:
+        answer: dict[str, Any] = json.loads(line)
+    except ValueError:
+        raise NotRunningError(
+            f"the node broke its answer off at {path}; it may be stopping"
+        ) from None
     if not answer.pop("ok"):
         failure = SwarmError(answer.get("error", "unknown error"))
         failure.exit_code = answer.get("exit_code", failure.exit_code)

@@ -27,7 +27,7 @@ from swarm import tasks
 from swarm.cli.arguments import method_flags
 from swarm.control import control_request
 from swarm.errors import ExitCode, NotRunningError, SwarmError, UsageError
-from swarm.paths import DataDir, default_data_dir, write_atomic, write_json
+from swarm.paths import DataDir, default_data_dir, user_path, write_atomic, write_json
 from swarm.status import console as status_console
 from swarm.status import share
 from swarm.terminal import sparkline
@@ -69,6 +69,9 @@ LORA_SETTINGS: Mapping[str, str] = {
 }
 
 DEFAULT_STEPS = 150
+MAX_NODES = 64
+"""Each has a learner, a daemon and a worker of its own."""
+
 EVAL_EVERY_STEPS = 25
 
 
@@ -120,7 +123,7 @@ class Running:
         if self.process.poll() is not None:
             raise SwarmError(
                 f"{self.volunteer.name} ended with code {self.process.returncode}:\n"
-                + tail(self.data_dir.log_path)
+                + tail(console_log(self.data_dir))
             )
         with contextlib.suppress(NotRunningError):
             self.status = control_request(self.data_dir.control_socket, "status", timeout_s=5.0)
@@ -128,8 +131,8 @@ class Running:
 
 def volunteers(options: DemoOptions) -> list[Volunteer]:
     """The nodes: small full, large full, large LoRA, and again, or one for each given model."""
-    if options.nodes < 1:
-        raise UsageError(f"--nodes {options.nodes}: at least 1")
+    if not 1 <= options.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes {options.nodes}: 1 to {MAX_NODES}")
     kinds: Sequence[tuple[str, Path, str]] = [
         ("small", SHIPPED / "arith-small", "full"),
         ("large", SHIPPED / "arith-large", "full"),
@@ -155,6 +158,8 @@ def run_demo(options: DemoOptions) -> int:
     steps = DEFAULT_STEPS if options.steps is None else options.steps
     if steps < 1:
         raise UsageError(f"--steps {steps}: at least 1")
+    if not 0 <= options.seed < 2**31:
+        raise UsageError(f"--seed {options.seed}: 0 to {2**31 - 1}")
     overrides = {
         **method_flags(options.method),
         "node.seed": str(options.seed),
@@ -162,7 +167,7 @@ def run_demo(options: DemoOptions) -> int:
     }
     nodes = volunteers(options)
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
-    out = out.expanduser().absolute()
+    out = user_path(out)
     out.mkdir(parents=True, exist_ok=True)
     console = status_console(stderr=options.json)
     started = time.monotonic()
@@ -231,6 +236,23 @@ def stop_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.wait()
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done, so that no child starts that nobody knows of."""
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            raise KeyboardInterrupt
+
+
 def spawn(
     arguments: Sequence[str],
     log_path: Path,
@@ -242,7 +264,7 @@ def spawn(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
     environment |= {"XDG_RUNTIME_DIR": str(scratch), "OMP_NUM_THREADS": "1"}
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
+    with log_path.open("ab") as log, uninterrupted():
         child = subprocess.Popen(
             [sys.executable, "-m", "swarm.cli", *arguments],
             stdin=subprocess.DEVNULL,
@@ -251,7 +273,7 @@ def spawn(
             env=environment,
             start_new_session=True,
         )
-    children.append(child)
+        children.append(child)
     return child
 
 
@@ -284,7 +306,7 @@ def start_organizer(
             "organizer",
             *as_flags({k: v for k, v in SETTINGS.items() if k.startswith("network.")}),
         ],
-        data_dir.log_path.with_name("console.log"),
+        console_log(data_dir),
         scratch,
         children,
         stdout=subprocess.PIPE,
@@ -293,9 +315,7 @@ def start_organizer(
         raise SwarmError("the organizer's output is not connected")
     invite = child.stdout.readline().decode().strip()
     if not invite:
-        raise SwarmError(
-            "the organizer did not start:\n" + tail(data_dir.log_path.with_name("console.log"))
-        )
+        raise SwarmError("the organizer did not start:\n" + tail(console_log(data_dir)))
     return invite
 
 
@@ -322,7 +342,7 @@ def start_volunteer(
             str(data_dir.root),
             *as_flags(settings),
         ],
-        data_dir.log_path.with_name("console.log"),
+        console_log(data_dir),
         scratch,
         children,
     )
@@ -335,6 +355,11 @@ def start_volunteer(
 def as_flags(settings: Mapping[str, str]) -> list[str]:
     """`--set section.key=value` for each."""
     return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+def console_log(data_dir: DataDir) -> Path:
+    """What a node printed, its last words before it had a log among them."""
+    return data_dir.log_path.with_name("console.log")
 
 
 def tail(path: Path, lines: int = 12) -> str:

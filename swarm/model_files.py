@@ -8,6 +8,7 @@ from pathlib import Path
 
 from swarm.config import ModelSection
 from swarm.errors import ConfigError
+from swarm.paths import user_path
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a Hub repository that are downloaded: never code, never pickles."""
@@ -23,15 +24,15 @@ def resolve(model: ModelSection) -> Path:
         raise ConfigError(
             "model.path is empty; name a model folder or a Hub id, e.g. --model Qwen/Qwen2.5-1.5B"
         )
-    folder = Path(model.path).expanduser()
+    folder = user_path(model.path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(
                 f"{folder} holds no config.json; it is not a Hugging Face model folder"
             )
-        return folder.absolute()
+        return folder
     parts = model.path.split("/")
-    if folder.is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "~"):
+    if Path(model.path).is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "~"):
         raise ConfigError(f"model folder {folder} does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

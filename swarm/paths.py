@@ -34,9 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from swarm.errors import ConfigError, TryAgainError
+from swarm.errors import ConfigError, DataError, TryAgainError
 
 APP = "swarm-node"
+
+SWARM_ID_BYTES = 32
+
+RUN_NAME = re.compile("[0-9]{4,9}")
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 """Folder of a checkpoint: its step, and its revision where there are several."""
@@ -46,6 +50,23 @@ def default_data_dir() -> Path:
     """`$XDG_DATA_HOME/swarm-node`, or `~/.local/share/swarm-node`."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / APP
+
+
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """The absolute path that a person named, with ~ for their home.
+
+    Raises:
+        ConfigError: no path can be so called, or there is no such home.
+    """
+    try:
+        named = os.fspath(text)
+        named.encode()  # which all that is printed or stored needs
+        if "\0" in named:
+            raise ValueError("it holds a zero byte")
+        return Path(named).expanduser().absolute()
+    except (ValueError, RuntimeError) as error:
+        reason = "not valid UTF-8" if isinstance(error, UnicodeError) else error
+        raise ConfigError(f"{os.fspath(text)!r} is no path: {reason}") from None
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -95,7 +116,7 @@ class DataDir:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        self.root = user_path(root)
         self._lock_fd: int | None = None
 
     @property
@@ -184,9 +205,10 @@ class DataDir:
     def current(self) -> bytes | None:
         """Id of the swarm used last, or None."""
         try:
-            return bytes.fromhex((self.root / "current").read_text().strip())
-        except (FileNotFoundError, ValueError):
+            swarm_id = bytes.fromhex((self.root / "current").read_text().strip())
+        except (OSError, ValueError):
             return None
+        return swarm_id if len(swarm_id) == SWARM_ID_BYTES else None
 
     @current.setter
     def current(self, swarm_id: bytes) -> None:
@@ -235,9 +257,10 @@ class SwarmDir:
         """Addresses of members seen earlier, newest first; empty where there is no usable list."""
         try:
             value = json.loads(self.peers_path.read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
-        return [a for a in value.get("addresses", []) if isinstance(a, str)]
+        addresses = value.get("addresses") if isinstance(value, dict) else None
+        return [a for a in addresses if isinstance(a, str)] if isinstance(addresses, list) else []
 
     def save_peers(self, addresses: list[str]) -> None:
         write_json(self.peers_path, {"addresses": addresses[:64]})
@@ -246,7 +269,7 @@ class SwarmDir:
         """All runs, oldest first."""
         folder = self.root / "runs"
         names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        return [RunDir(folder / name) for name in names if name.isdigit()]
+        return [RunDir(folder / name) for name in names if RUN_NAME.fullmatch(name)]
 
     def new_run(self) -> "RunDir":
         last = int(self.runs()[-1].root.name) if self.runs() else 0
@@ -299,9 +322,17 @@ class RunDir:
         return {step: path for step, _, path in sorted(found)}
 
     def record(self) -> dict[str, Any] | None:
-        """run.json, or None where the run never got that far."""
+        """run.json, or None where the run never got that far.
+
+        Raises:
+            DataError: it is damaged; it appears whole or not at all.
+        """
         try:
             value = json.loads(self.record_path.read_text())
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return None
-        return value if isinstance(value, dict) else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.record_path}: damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{self.record_path}: damaged: no JSON object")
+        return value

@@ -4,6 +4,7 @@ Owns: the parser class, the data directory, `--set`. Does not know: any verb.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +55,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
 
 
+def seconds(text: str) -> float:
+    """An argument's duration."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
 def add_set(parser: argparse.ArgumentParser) -> None:
     """Declare `--set`."""
     parser.add_argument(
@@ -81,13 +90,15 @@ FLAG_FIELDS = {
 
 def flags_of(arguments: Arguments) -> dict[str, str]:
     """Command-line flags as `section.key` to text."""
+    from swarm.paths import user_path
+
     flags = {}
     for name, dotted in FLAG_FIELDS.items():
         value = getattr(arguments, name, None)
         if value is not None:
             flags[dotted] = str(value)
-    if "model.path" in flags and Path(flags["model.path"]).expanduser().is_dir():
-        flags["model.path"] = str(Path(flags["model.path"]).expanduser().absolute())
+    if flags.get("model.path") and user_path(flags["model.path"]).is_dir():
+        flags["model.path"] = str(user_path(flags["model.path"]))
     return flags | method_and_settings(arguments)
 
 

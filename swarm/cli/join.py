@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
 from swarm.cli.output import configure_logging, run_async
-from swarm.errors import ExitCode, UsageError
+from swarm.errors import DataError, ExitCode, UsageError
 
 
 def add(verbs: Verbs) -> None:
@@ -54,7 +55,8 @@ def _join(arguments: Arguments) -> int:
         swarm_id, addresses = current, ()
     swarm_dir = data_dir.swarm(swarm_id)
     if arguments.config is None and swarm_dir.config_path.exists():
-        config = load_config(None, flags, saved=json.loads(swarm_dir.config_path.read_text()))
+        config = load_config(None, flags, saved=_saved(swarm_dir.config_path))
+    data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
 
     from swarm.node.volunteer import Volunteer
@@ -72,3 +74,18 @@ def _join(arguments: Arguments) -> int:
 
     run_async(run())
     return ExitCode.OK
+
+
+def _saved(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of the last start.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        saved = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged: {error}; delete it to start from the defaults") from None
+    if not isinstance(saved, dict) or not all(isinstance(part, dict) for part in saved.values()):
+        raise DataError(f"{path}: damaged: no sections; delete it to start from the defaults")
+    return saved

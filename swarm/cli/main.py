@@ -7,6 +7,7 @@ Does not know: what a verb does. Heavy modules are imported by the verb that nee
 
 import argparse
 import errno
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from swarm import __version__
 from swarm.cli import demo, join, ledger, peers, replay, running, seed, setup, status
 from swarm.cli.arguments import Parser
 from swarm.errors import ExitCode, SwarmError, TryAgainError
+from swarm.terminal import printable
+
+log = logging.getLogger(__name__)
 
 EXAMPLES = """\
 examples:
@@ -39,38 +43,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(int(ExitCode.USAGE))
     try:
         code = arguments.verb(arguments)
-    except SwarmError as error:
-        code = _report(error)
-    except BaseExceptionGroup as group:
-        known = group.subgroup(SwarmError)
-        if known is None or group.split(SwarmError)[1] is not None:
-            raise
-        code = _report(_first(known))
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's flush at exit
         code = ExitCode.OK
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+    except (SwarmError, OSError, BaseExceptionGroup) as error:
+        known = _explained(error)
+        if known is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        code = _report(TryAgainError(f"{where}{error.strerror}: nothing can be written there"))
+        log.debug("ended by", exc_info=error)
+        print(printable(f"swarm-node: {known}"), file=sys.stderr)  # noqa: T201 - the CLI prints
+        code = known.exit_code
     raise SystemExit(int(code))
 
 
-def _report(error: SwarmError) -> ExitCode:
-    print(f"swarm-node: {error}", file=sys.stderr)  # noqa: T201 - the CLI prints
-    return error.exit_code
-
-
-def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, SwarmError):
-        raise error
-    return error
+def _explained(error: BaseException) -> SwarmError | None:
+    """What a person can act on: an error of ours, or a file that cannot be used; else None."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [_explained(inner) for inner in error.exceptions]
+        return found[0] if None not in found else None
+    if isinstance(error, SwarmError):
+        return error
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _DISK_ERRORS:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return TryAgainError(f"{where}{error.strerror}: nothing can be written there")
+    if error.filename is None:
+        return None
+    known = SwarmError(f"{os.fsdecode(error.filename)}: {error.strerror or error}")
+    forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    known.exit_code = ExitCode.PERMISSION if forbidden else ExitCode.CONFIG
+    return known
 
 
 def _parser() -> Parser:

@@ -107,10 +107,10 @@ def _replay(arguments: Arguments) -> int:
 
 def _run_dir(arguments: Arguments) -> Any:
     """The run that is named, or the newest one of the swarm joined last."""
-    from swarm.paths import RunDir
+    from swarm.paths import RunDir, user_path
 
     if arguments.run is not None:
-        return RunDir(arguments.run.expanduser().absolute())
+        return RunDir(user_path(arguments.run))
     data_dir = data_dir_of(arguments)
     runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
     if not runs:

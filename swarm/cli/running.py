@@ -2,7 +2,7 @@
 
 import time
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of, seconds
 from swarm.cli.output import out, out_json
 from swarm.errors import ExitCode, SwarmError
 
@@ -20,7 +20,7 @@ def add(verbs: Verbs) -> None:
     add_data_dir(invite)
 
     stop = add_verb(verbs, "stop", _stop, "stop the running node", "  swarm-node stop\n")
-    stop.add_argument("--timeout", type=float, default=90.0, metavar="S", help="wait so long")
+    stop.add_argument("--timeout", type=seconds, default=90.0, metavar="S", help="wait so long")
     add_data_dir(stop)
 
 

@@ -100,6 +100,7 @@ def _seed(arguments: Arguments) -> int:
     request = _amendment(arguments)
     if request is not None:
         return sign_amendment(data_dir, request)
+    data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
     swarm_id = _found_or_find(arguments, data_dir)
 
@@ -119,14 +120,26 @@ def _seed(arguments: Arguments) -> int:
 
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
     """The id of the swarm to serve: made from PROMPTS, or the one of this data directory."""
-    from swarm.protocol.identity import Identity
-    from swarm.protocol.manifest import Charter
-
     current = data_dir.current
     if arguments.prompts is None:
+        from swarm.node.membership import load_charter
+
         if current is None or not data_dir.swarm(current).charter_path.exists():
             raise UsageError("no swarm was seeded here yet; give a prompt file: seed PROMPTS")
-        return bytes(current)
+        return bytes(load_charter(data_dir.swarm(current), current).swarm_id)
+    data_dir.lock()  # a node that runs here goes on with its own swarm
+    try:
+        return _found(arguments, data_dir, current)
+    finally:
+        data_dir.unlock()
+
+
+def _found(arguments: Arguments, data_dir: Any, current: bytes | None) -> bytes:
+    """The id of the swarm made from PROMPTS, which may be here already."""
+    from swarm.node.membership import load_charter
+    from swarm.paths import user_path
+    from swarm.protocol.identity import Identity
+
     if arguments.tokenizer is None:
         raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
 
@@ -136,7 +149,7 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
     members = None if arguments.members is None else read_members(arguments.members)
     options = SeedOptions(
         prompts=arguments.prompts,
-        tokenizer=arguments.tokenizer.expanduser().absolute(),
+        tokenizer=user_path(arguments.tokenizer),
         name=arguments.swarm_name or "",
         held_out=arguments.held_out,
         held_out_fraction=arguments.held_out_fraction,
@@ -152,12 +165,10 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
         stop=tuple(arguments.stop),
         record_shards=arguments.record_shards,
     )
-    data_dir.create()
     identity = Identity.load_or_create(data_dir.identity_path)
     genesis = run_async(make_genesis(options, identity.peer_id, float(int(time.time()))))
     if current is not None and data_dir.swarm(current).charter_path.exists():
-        path = data_dir.swarm(current).charter_path
-        charter = Charter.from_bytes(path.read_bytes(), current)
+        charter = load_charter(data_dir.swarm(current), current)
         if same_terms(charter, genesis):
             _admit(members, charter, data_dir.swarm(current), identity)
             return bytes(current)
@@ -167,7 +178,8 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
             "another --data-dir. To serve it again: seed without PROMPTS"
         )
     swarm_dir = store_genesis(genesis, options, data_dir)
-    _admit(members, Charter.from_genesis(genesis.manifest), swarm_dir, identity)
+    charter = load_charter(swarm_dir, genesis.manifest.swarm_id)
+    _admit(members, charter, swarm_dir, identity)
     return bytes(genesis.manifest.swarm_id)
 
 
@@ -205,11 +217,13 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
         if arguments.close != "now":
             try:
                 when = datetime.datetime.fromisoformat(arguments.close).timestamp()
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise UsageError(
                     f"--close {arguments.close}: expected an ISO 8601 time, "
                     "e.g. 2027-01-31T18:00+00:00"
                 ) from None
+            if when < 0:
+                raise UsageError(f"--close {arguments.close}: a time before 1970")
         asked.append({"close_at_s": when})
     if arguments.min_version is not None:
         asked.append({"minimum_version": arguments.min_version})
@@ -230,7 +244,6 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     from swarm.control import control_request
     from swarm.errors import NotRunningError
     from swarm.protocol.identity import Identity
-    from swarm.protocol.manifest import Charter
 
     try:
         answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
@@ -241,12 +254,13 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     if current is None or not data_dir.swarm(current).charter_path.exists():
         raise UsageError("no swarm was seeded in this data directory; see `swarm-node seed --help`")
 
+    from swarm.node.membership import load_charter
     from swarm.node.organizer import amend
 
     data_dir.lock()
     try:
         swarm_dir = data_dir.swarm(current)
-        charter = Charter.from_bytes(swarm_dir.charter_path.read_bytes(), current)
+        charter = load_charter(swarm_dir, current)
         identity = Identity.load_or_create(data_dir.identity_path)
         charter = run_async(amend(charter, swarm_dir, identity, request))
     finally:

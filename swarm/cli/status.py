@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of, seconds
 from swarm.cli.output import configure_logging, out, out_json, run_async
 from swarm.errors import ExitCode
 
@@ -22,7 +22,7 @@ def add(verbs: Verbs) -> None:
     status.add_argument("invite", nargs="?", metavar="INVITE", help="show this swarm's members")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
-    status.add_argument("--timeout", type=float, default=20.0, metavar="S", help="with INVITE")
+    status.add_argument("--timeout", type=seconds, default=20.0, metavar="S", help="with INVITE")
     add_data_dir(status)
 
 

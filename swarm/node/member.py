@@ -254,6 +254,10 @@ class Node:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
+        # The terminal is gone; under nohup the signal is ignored, and stays so. It often comes
+        # together with another one, so it never counts as asking again.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
 
     def _last_port(self) -> int:
         """The port of the last run if it is free now, so that old invites still work."""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from swarm.config import NodeConfig
 from swarm.control import Handler
-from swarm.errors import DataError, UsageError
+from swarm.errors import DataError, RemoteProtocolError, UsageError
 from swarm.node.member import Node
 from swarm.node.prompt_table import RenderedSet, render
 from swarm.paths import DataDir, SwarmDir, write_atomic
@@ -37,7 +37,13 @@ from swarm.protocol.manifest import (
     TemplateSpec,
     TokenizerSpec,
 )
-from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, read_jsonl
+from swarm.protocol.prompts import (
+    Prompt,
+    decode_prompt_set,
+    encode_prompt_set,
+    prompt_set_ref,
+    read_jsonl,
+)
 from swarm.protocol.roster import BanChange, RosterChange, changes_to
 from swarm.rewards import combined
 from swarm.rewards.workers import WorkerPool
@@ -109,6 +115,10 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
 
 
 async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) -> Genesis:
+    if not 0 <= options.held_out_fraction < 1:
+        raise UsageError(
+            f"--held-out-fraction {options.held_out_fraction}: from 0 to below 1, e.g. 0.1"
+        )
     tokenizer = Tokenizer.from_folder(options.tokenizer)
     training = read_jsonl(options.prompts)
     held_out: list[Prompt] = []
@@ -121,7 +131,7 @@ async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) 
                 f"{options.prompts}: nothing is left to train on with "
                 f"--held-out-fraction {options.held_out_fraction}"
             )
-    _refuse_overlap(training, held_out, options)
+    _refuse_overlap(training, options.prompts, held_out, options.held_out)
     ood = read_jsonl(options.out_of_distribution) if options.out_of_distribution else []
     template = _template(options, tokenizer, [*training, *held_out, *ood])
     sets: dict[str, bytes] = {}
@@ -226,10 +236,13 @@ async def amend(
     if "append" in request:
         manifest = charter.manifest
         tokenizer = Tokenizer.from_folder(swarm_dir.root / "tokenizer")
+        path = Path(str(request["append"]))
+        prompts = read_jsonl(path)
+        _refuse_overlap(prompts, path, _stored(swarm_dir, manifest.held_out), "the held-out set")
         sets: dict[str, bytes] = {}
         async with WorkerPool(1, 120.0) as workers:
             append = await _reference(
-                read_jsonl(Path(request["append"])),
+                prompts,
                 manifest.template,
                 manifest.reward,
                 tokenizer,
@@ -343,7 +356,11 @@ def _template(
     path = Path(kind)
     if not path.is_file():
         raise UsageError(f"--template {kind}: neither auto, plain, chat nor a file")
-    return TemplateSpec(text=path.read_text(encoding="utf-8"), system=options.system)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: the template cannot be read: {error}") from None
+    return TemplateSpec(text=text, system=options.system)
 
 
 def _stop_ids(options: SeedOptions, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -366,8 +383,22 @@ def _text(prompt: Prompt) -> str:
     return repr(prompt.prompt if prompt.prompt is not None else prompt.messages)[:80]
 
 
+def _stored(swarm_dir: SwarmDir, ref: PromptSetRef | None) -> list[Prompt]:
+    """The prompts of a set that lies here; none where it does not."""
+    path = swarm_dir.prompts_dir / f"{ref.sha256}.jsonl" if ref is not None else None
+    if ref is None or path is None or not path.exists():
+        return []
+    try:
+        return decode_prompt_set(path.read_bytes(), ref)
+    except RemoteProtocolError as error:
+        raise DataError(f"{path}: damaged: {error}") from None
+
+
 def _refuse_overlap(
-    training: Sequence[Prompt], held_out: Sequence[Prompt], options: SeedOptions
+    training: Sequence[Prompt],
+    training_path: Path,
+    held_out: Sequence[Prompt],
+    held_out_name: Path | str | None,
 ) -> None:
     texts = {
         (prompt.prompt, prompt.messages and json.dumps(prompt.messages)) for prompt in training
@@ -375,6 +406,6 @@ def _refuse_overlap(
     for prompt in held_out:
         if (prompt.prompt, prompt.messages and json.dumps(prompt.messages)) in texts:
             raise DataError(
-                f"{options.held_out}: {_text(prompt)} stands in "
-                f"{options.prompts} too; held-out prompts must not be trained on"
+                f"{held_out_name}: {_text(prompt)} stands in "
+                f"{training_path} too; held-out prompts must not be trained on"
             )

@@ -35,7 +35,7 @@ from swarm.learner.calls import (
 from swarm.learner.process import LearnerProcess
 from swarm.node.prompt_table import PromptTable, RenderedSet, check_tokenizer, render_set
 from swarm.node.store import blob_path
-from swarm.paths import RunDir, append_json, write_json
+from swarm.paths import RunDir, append_json, user_path, write_json
 from swarm.protocol.codec import blob_hash, decode_group
 from swarm.protocol.manifest import Charter, PromptSetRef
 from swarm.protocol.pool import PooledGroup
@@ -377,7 +377,7 @@ def _fresh_folder(run_dir: RunDir, asked: Path | None) -> RunDir:
         while (run_dir.root.parent / f"{run_dir.root.name}-replay-{number}").exists():
             number += 1
         return RunDir.create(run_dir.root.parent / f"{run_dir.root.name}-replay-{number}")
-    root = asked.expanduser().absolute()
+    root = user_path(asked)
     if root.resolve().is_relative_to(run_dir.root.resolve()):
         raise UsageError(f"--out {root}: that is in the run, which stays as it is")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):

@@ -59,6 +59,12 @@ async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm) -> None:
     both = [organizer, member]
     wait_until(lambda: prompts_used(member) == set(range(count)), "all prompts are used", both)
 
+    # Nobody trains on what is evaluated.
+    evaluated = str(write_prompts(organizer.data_dir / "evaluated", sums([9], [2])))
+    result = cli("seed", "--append", evaluated, "--data-dir", str(organizer.data_dir))
+    assert result.returncode == 78, result.stderr
+    assert "9+2=" in result.stderr
+
     # One signed by the running organizer.
     assert "amendment 2 signed; members fetch it" in append(organizer, "2", SECOND)
     count += len(SECOND)

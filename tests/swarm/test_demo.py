@@ -1,16 +1,20 @@
 """`swarm-node demo` as a user runs it: a short one to its end, and interrupted ones."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from nodes import ENVIRONMENT, PATIENCE_S, command_line, wait_until
+
+from swarm.demo import spawn
 
 
 class Demo:
@@ -102,3 +106,19 @@ def test_an_interrupted_demo_leaves_nothing(
         assert running.process.returncode == 130
         assert running.left() == []
     assert "Traceback" not in running.stderr.read_text()
+
+
+def test_a_child_that_starts_as_ctrl_c_arrives_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "the child"
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    children: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        spawn([], tmp_path / "log", tmp_path, children)
+    assert children == ["the child"]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import LARGE, SMALL, Node, Swarm, cli, sums, wait_until, write_prompts
+from nodes import LARGE, PATIENCE_S, SMALL, Node, Swarm, cli, sums, wait_until, write_prompts
 
 from swarm.paths import RunDir
 
@@ -98,7 +99,8 @@ def test_a_killed_node_resumes_from_its_last_checkpoint(swarm: Swarm, node: Node
 
 def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> None:
     old_run = node.run_dir
-    assert node.stop() == 0
+    node.signal(signal.SIGHUP)  # the terminal is closed: as SIGTERM
+    assert node.process.wait(PATIENCE_S) == 0
     last_epoch = int(node.swarm_dir.epoch_path.read_text())
     steps = node.steps()
     assert max(checkpoints(old_run)) == steps[-1]["step"]
@@ -110,6 +112,14 @@ def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> No
     assert f"model: was {str(SMALL)!r}, is {str(LARGE)!r}" in result.stderr
     assert "--new-run" in result.stderr
     assert node.swarm_dir.config_path.read_bytes() == settings
+
+    record = old_run.record_path.read_bytes()
+    old_run.record_path.write_bytes(record[:-9])
+    result = cli("join", "--data-dir", data_dir)
+    old_run.record_path.write_bytes(record)
+    assert result.returncode == 78, result.stderr
+    assert f"{old_run.record_path}: damaged" in result.stderr
+    assert node.run_dir == old_run
 
     lora = ("--mode", "lora", "--lora-rank", "4")
     node = swarm.restart(node, "join", "--new-run", *lora)

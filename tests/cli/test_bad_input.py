@@ -1,0 +1,221 @@
+"""Input that no verb can use: one line that names it, the right exit code, nothing written.
+
+The verbs run in this process; tests/cli/test_cli.py meets the command line as a user does.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from swarm.cli.main import main
+from swarm.paths import DataDir
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Invite
+
+SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
+
+
+class Answer(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Runs `swarm-node ARGUMENTS`."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+
+    def ask(*arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        for handler in [h for h in root.handlers if h not in handlers]:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level)
+        return Answer(int(str(end.value.code)), *capsys.readouterr())
+
+    return ask
+
+
+def refused(result: Answer, code: int, *words: str) -> None:
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(30)))
+    return path
+
+
+def some_invite() -> str:
+    peer = Identity(bytes(32)).peer_id
+    return Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/9/p2p/{peer}",), "gone").encode()
+
+
+LONG = "a" * 300
+NO_DATA_DIRS = ["/dev/null", "/dev/null/x", "/proc/x", f"/tmp/{LONG}", "~nosuchuser/x"]
+
+
+@pytest.mark.parametrize("place", NO_DATA_DIRS)
+def test_a_data_directory_that_cannot_be(asked: Ask, place: str) -> None:
+    result = asked("join", some_invite(), "--model", str(SMALL), "--data-dir", place)
+    refused(result, 78, LONG if LONG in place else place)
+
+
+@pytest.mark.parametrize("verb", ["status", "invite", "stop", "init"])
+def test_a_data_directory_that_has_no_name_in_utf8(asked: Ask, verb: str) -> None:
+    refused(asked(verb, "--data-dir", os.fsdecode(b"/tmp/\xff")), 78, "UTF-8")
+
+
+def test_a_runtime_folder_with_too_long_a_path(
+    asked: Ask, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("b" * 120)
+    temporary.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    refused(asked("status", "--data-dir", str(data_dir)), 3, "too long")
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "1" + "0" * 5000, "1\n2"])
+def test_a_setting_that_is_no_toml(asked: Ask, data_dir: Path, tmp_path: Path, value: str) -> None:
+    flag = f"train.max_steps={value}"
+    refused(asked("join", some_invite(), "--set", flag), 78, "train.max_steps")
+    path = tmp_path / "node.toml"
+    path.write_text(f"[train]\nmax_steps = {value}\n")
+    refused(asked("join", some_invite(), "--config", str(path)), 78, str(path))
+
+
+def test_a_path_with_a_zero_byte(asked: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('[node]\ndata_dir = "a\\u0000b"\n')
+    refused(asked("join", some_invite(), "--config", str(path)), 78, "zero byte")
+
+
+@pytest.mark.parametrize("model", ["~nosuchuser/m", f"/tmp/{LONG}"])
+def test_a_model_folder_that_cannot_be(asked: Ask, data_dir: Path, model: str) -> None:
+    result = asked("join", some_invite(), "--model", model, "--data-dir", str(data_dir))
+    refused(result, 78, model)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"train": 3}', b"\xff\xfe", b"[" * 9000])
+def test_the_settings_of_the_last_start_are_damaged(
+    asked: Ask, data_dir: Path, damage: bytes
+) -> None:
+    swarm_dir = DataDir(data_dir).swarm(bytes(32))
+    swarm_dir.root.mkdir(parents=True)
+    swarm_dir.config_path.write_bytes(damage)
+    result = asked("join", some_invite(), "--data-dir", str(data_dir))
+    refused(result, 78, str(swarm_dir.config_path), "damaged")
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"abcd", b""])
+def test_the_note_of_the_current_swarm_is_damaged(
+    asked: Ask, data_dir: Path, damage: bytes
+) -> None:
+    data_dir.mkdir()
+    (data_dir / "current").write_bytes(damage)
+    refused(asked("join", "--data-dir", str(data_dir)), 2, "invite")
+    refused(asked("seed", "--data-dir", str(data_dir)), 2, "no swarm")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x92\xc4"])
+def test_the_charter_is_damaged(asked: Ask, data_dir: Path, prompts: Path, damage: bytes) -> None:
+    place = DataDir(data_dir)
+    place.create()
+    place.current = bytes(32)
+    path = place.swarm(bytes(32)).charter_path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damage)
+    seed = ("seed", str(prompts), "--tokenizer", str(SMALL))
+    for verb in (("seed",), ("seed", "--close"), seed):
+        refused(asked(*verb, "--data-dir", str(data_dir)), 78, str(path), "damaged")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("--held-out-fraction", "nan", 2),
+        ("--held-out-fraction", "-1", 2),
+        ("--held-out-fraction", "1", 2),
+        ("--temperature", "nan", 2),
+        ("--group-size", "9" * 30, 2),
+        ("--template", os.devnull, 2),
+    ],
+)
+def test_seed_options_that_are_no_numbers(
+    asked: Ask, data_dir: Path, prompts: Path, option: str, value: str, code: int
+) -> None:
+    result = asked(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir), option, value
+    )
+    refused(result, code)
+
+
+def test_a_template_that_is_no_text(
+    asked: Ask, data_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "template"
+    template.write_bytes(b"\xff\xfe")
+    result = asked(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+        "--template", str(template),
+    )  # fmt: skip
+    refused(result, 78, str(template))
+
+
+def test_a_running_node_keeps_its_swarm(asked: Ask, data_dir: Path, prompts: Path) -> None:
+    held = DataDir(data_dir)
+    held.lock()
+    try:
+        held.current = bytes(32)
+        result = asked("seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir))
+        refused(result, 75, str(os.getpid()))
+        assert held.current == bytes(32)
+    finally:
+        held.unlock()
+
+
+@pytest.mark.parametrize("when", ["0001-01-01", "1900-01-01", "soon"])
+def test_closing_at_no_time(asked: Ask, data_dir: Path, when: str) -> None:
+    refused(asked("seed", "--close", when, "--data-dir", str(data_dir)), 2, when)
+
+
+@pytest.mark.parametrize("value", ["nan", "0", "-1", "inf", "soon"])
+def test_no_time_to_wait(asked: Ask, data_dir: Path, value: str) -> None:
+    for verb in (("status", some_invite()), ("stop",)):
+        refused(asked(*verb, "--timeout", value, "--data-dir", str(data_dir)), 2, "--timeout")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--nodes", "0"), ("--nodes", "9999"), ("--seed", "-5"), ("--steps", "0")]
+)
+def test_a_demo_out_of_bounds(asked: Ask, tmp_path: Path, option: str, value: str) -> None:
+    refused(asked("demo", "--out", str(tmp_path / "out"), option, value), 2, option, value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_demo_folder_that_cannot_be(asked: Ask) -> None:
+    refused(asked("demo", "--out", "/dev/null"), 78, "/dev/null")
