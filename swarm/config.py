@@ -157,8 +157,21 @@ class ModelSection(Section):
         description="A Hugging Face model folder, or a Hub id such as 'Qwen/Qwen2.5-1.5B'.",
     )
     revision: str = Field(
-        default="", description="Revision of a Hub id; empty: the default branch."
+        default="",
+        description="Revision of a Hub id: a commit, tag or branch; empty: the default branch. The "
+        "commit that was loaded stands in the run's record.",
     )
+    token_file: str = Field(
+        default="",
+        description="File that holds a Hub token, for private and gated models; empty: the one of "
+        "`hf auth login`, if any.",
+    )
+    adapter: str = Field(
+        default="",
+        description="A LoRA adapter to begin with, a folder or a Hub id: trained on with mode lora "
+        "(rank, alpha and targets are its own), merged into the weights with mode full.",
+    )
+    adapter_revision: str = Field(default="", description="Revision of the adapter's Hub id.")
     mode: Literal["full", "lora"] = Field(
         default="full", description="Train all weights, or an adapter."
     )
@@ -184,6 +197,11 @@ class ModelSection(Section):
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         default="auto", description="Attention implementation of transformers."
+    )
+    gradient_checkpointing: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Compute activations again in the backward pass instead of keeping them: "
+        "slower by about a quarter, much smaller. auto: where the memory does not suffice without.",
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0, description="CPU threads of the learner; 0: torch's default."
@@ -229,7 +247,7 @@ class TrainSection(Section):
         default="auto",
         description="AdamW with its moments in fp32 (8 bytes a parameter), bf16 (4, rounded "
         "stochastically), 8 bits (2, by bitsandbytes: the extra `8bit`), or fp32 in main memory. "
-        "auto: fp32.",
+        "auto: fp32, or the first of the others with which the memory suffices.",
     )
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         default=0.9, description="AdamW's beta 1."

@@ -87,3 +87,8 @@ class RemoteProtocolError(SwarmError):
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = str(reason)
         self.detail = detail
+
+
+def first_line(error: BaseException) -> str:
+    """The first line with text of another library's message."""
+    return next((line for line in str(error).splitlines() if line.strip()), repr(error))

@@ -30,6 +30,11 @@ def init_arguments(config: NodeConfig, manifest: Manifest, run_dir: Path) -> dic
         "vocab_size": manifest.tokenizer.vocab_size,
         "stop_token_ids": list(manifest.sampling.stop_token_ids),
         "temperature": manifest.sampling.temperature,
+        "workload": {
+            "group_size": manifest.sampling.group_size,
+            "max_prompt_tokens": manifest.sampling.max_prompt_tokens,
+            "max_completion_tokens": manifest.sampling.max_completion_tokens,
+        },
     }
 
 

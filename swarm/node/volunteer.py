@@ -96,14 +96,14 @@ class Volunteer(Node):
     # -- life ------------------------------------------------------------------------------------
 
     async def work(self) -> None:
-        folder = await asyncio.to_thread(model_files.resolve, self.config.model)
+        model = await asyncio.to_thread(model_files.settle, self.config.model)
+        folder = Path(model.path)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         self.tokenizer = tokenizer
         charter = await self.join()
         manifest = charter.manifest
         check_limits(manifest, self._all_sets(), self.config.limits)
         check_tokenizer(manifest, tokenizer, self.config.model.path)
-        model = self.config.model.model_copy(update={"path": str(folder)})
         resolved = self.config.model_copy(update={"model": model})
         run_dir = self._open_run(resolved)
         write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
@@ -189,13 +189,19 @@ class Volunteer(Node):
         Raises:
             ConfigError: the last run trained something else.
         """
-        model = self.config.model
+        model, folder = resolved.model, Path(resolved.model.path)
         trained: dict[str, Any] = {
-            "model": model.path,
+            "model": self.config.model.path,
             "revision": model.revision,
             "mode": model.mode,
-            "digest": model_files.digest(Path(resolved.model.path)),
+            "digest": model_files.digest(folder),
         }
+        if (commit := model_files.commit(folder)) is not None:
+            trained["commit"] = commit
+        if model.adapter:
+            adapter = Path(model.adapter) / model_files.ADAPTER_FILE
+            trained["adapter"] = self.config.model.adapter
+            trained["adapter_sha256"] = model_files.sha256(adapter)
         if model.mode == "lora":
             trained |= {
                 "lora_rank": model.lora_rank,

@@ -10,6 +10,7 @@ little-endian int32 and float32 arrays. Operations: see `Learner`.
 
 import faulthandler
 import gc
+import importlib.util
 import json
 import logging
 import os
@@ -72,6 +73,7 @@ class Learner:
         vocab_size: int,
         stop_token_ids: Sequence[int],
         temperature: float,
+        workload: Mapping[str, int] | None = None,
         resume: str | None = None,
         resume_step: int | None = None,
     ) -> dict[str, Any]:
@@ -83,6 +85,7 @@ class Learner:
             vocab_size: number of token ids of the swarm's tokenizer.
             stop_token_ids: of the swarm.
             temperature: that the swarm samples at, and log-probs are taken at.
+            workload: fields of swarm.model_memory.Workload, for the memory estimate; None: without.
             resume: another folder of checkpoints.
             resume_step: load the checkpoint of this step, not the newest; 0: none.
 
@@ -109,11 +112,12 @@ class Learner:
         found = checkpoint.newest_whole(folder, resume_step)
         if found is None and resume_step:
             raise DataError(f"{folder} holds no whole checkpoint of step {resume_step}")
+        node_config, memory = _settle(node_config, workload, {} if found is None else found.terms)
         terms = _terms(node_config)
-        if found is not None and found.terms != terms:
-            raise ConfigError(_difference(found.path, found.terms, terms))
+        if found is not None and {**terms, **found.terms} != terms:
+            raise ConfigError(_difference(found.path, {**terms, **found.terms}, terms))
         policy = Policy.load(
-            model,
+            node_config.model,
             node_config.node.seed,
             vocab_size=vocab_size,
             resume=None if found is None else found.path,
@@ -146,6 +150,9 @@ class Learner:
             "node_state": None if found is None else found.node_state(),
             "checkpoint": None if found is None else str(found.path),
             "memory_bytes": _memory_bytes(policy),
+            "memory_estimate": memory,
+            "optimizer": node_config.train.optimizer,
+            "gradient_checkpointing": node_config.model.gradient_checkpointing,
             "seconds": time.monotonic() - started,
         }
 
@@ -401,10 +408,62 @@ def _parse_config(config: Mapping[str, Any]) -> NodeConfig:
     return NodeConfig.model_validate_json(json.dumps(config))
 
 
+def _settle(
+    config: NodeConfig, workload: Mapping[str, int] | None, kept: Mapping[str, Any]
+) -> tuple[NodeConfig, dict[str, Any] | None]:
+    """Put in what is `auto`, by device and memory, and what a checkpoint was trained with.
+
+    Returns:
+        The configuration, and the memory estimate where the workload is known.
+    """
+    from swarm import model_files, model_memory
+    from swarm.rl.device import choose_device, choose_dtype, total_memory
+
+    model = model_files.settle(config.model)
+    device = choose_device(model.device)
+    precision = model.precision
+    if precision == "auto":
+        by_device = "bf16" if choose_dtype("auto", device).itemsize == 2 else "fp32"
+        precision = kept.get("precision", by_device)
+    optimizer = config.train.optimizer
+    if optimizer == "auto":
+        optimizer = kept.get("optimizer", "auto")
+    config = config.model_copy(
+        update={
+            "model": model.model_copy(update={"precision": precision}),
+            "train": config.train.model_copy(update={"optimizer": optimizer}),
+        }
+    )
+    if workload is not None:
+        try:
+            facts = model_memory.ModelFacts.read(Path(model.path))
+        except DataError as error:
+            log.warning("no memory estimate: %s", error)
+        else:
+            plan = model_memory.plan(
+                facts,
+                config,
+                model_memory.Workload(**workload),
+                device=device.type,
+                total=total_memory(device),
+                eight_bit=importlib.util.find_spec("bitsandbytes") is not None,
+            )
+            (log.info if plan.fits else log.warning)("%s", plan.advice())
+            log.info("settings %s", plan.reason)
+            estimate = {**plan.estimate.to_dict(), "total": plan.total, "reason": plan.reason}
+            return plan.config, estimate | ({} if plan.fits else {"advice": plan.advice()})
+    if optimizer == "auto":
+        train = config.train.model_copy(update={"optimizer": "adamw"})
+        config = config.model_copy(update={"train": train})
+    return config, None
+
+
 def _terms(config: NodeConfig) -> dict[str, Any]:
     """What a run cannot change when it is resumed."""
     model = config.model
-    terms: dict[str, Any] = {"mode": model.mode}
+    terms: dict[str, Any] = {
+        "mode": model.mode, "precision": model.precision, "optimizer": config.train.optimizer,
+    }  # fmt: skip
     if model.mode == "lora":
         terms |= {
             "lora_rank": model.lora_rank,
@@ -416,7 +475,8 @@ def _terms(config: NodeConfig) -> dict[str, Any]:
 
 def _difference(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changed = "; ".join(
-        f"model.{key}: was {before.get(key)!r}, is {now.get(key)!r}"
+        f"{'train' if key == 'optimizer' else 'model'}.{key}: "
+        f"was {before.get(key)!r}, is {now.get(key)!r}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     )

@@ -4,12 +4,12 @@ Owns: which folder becomes which model, full or LoRA; what is trainable; the one
 logits against tokens. Does not know: text, tokenizers, rewards, losses, optimizers, sampling.
 """
 
+import functools
 import inspect
 import json
 import logging
 import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -18,28 +18,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from swarm import model_files
 from swarm.config import ModelSection
-from swarm.errors import ConfigError, DataError
-from swarm.rl.token_logprobs import scaled_logits, token_logprobs
+from swarm.errors import ConfigError, DataError, first_line
+from swarm.rl import adapters
+from swarm.rl.device import choose_device, choose_dtype
+from swarm.rl.token_logprobs import Head, scaled_logits, token_logprobs
 
 log = logging.getLogger(__name__)
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids of one prompt or completion."""
 
-ADAPTER_FILE = "adapter_model.safetensors"
-
 MERGE_LIMIT_BYTES = 1 << 30
 """Adapted weights larger than this together are not copied to fold the adapter into them."""
+
+_MULTIPLIES_LOGITS = ("logit_scale", "lm_head_multiplier")
+_DIVIDES_LOGITS = ("logits_scaling",)
+_SOFTCAPS_LOGITS = ("final_logit_softcapping",)
+"""Names in a model's config of what is done to logits after the head, and is done here too."""
 
 _CHANGES_LOGITS = re.compile(
     r"(?<!attn_)logits?_(soft_?cap|scal|mult)|output_mult|lm_head_mult|output_logit"
 )
-"""Names in a model's config of what is done to logits after the head."""
+"""Names for a message; whether a model is computed rightly is tried, not read from them."""
 
 
 class _AdaptedLayer:
@@ -127,6 +132,7 @@ class Policy:
             for name, layer in parent.named_children()
             if hasattr(layer, "lora_A") and type(layer.get_base_layer()) is nn.Linear
         ]
+        self._logit_scale, self._softcap = _logit_adjustment(self.config)
         self._refuse_what_would_be_wrong(kind)
 
     @classmethod
@@ -150,12 +156,19 @@ class Policy:
             ConfigError: the section cannot be obeyed, or the kind of model is not supported.
             DataError: the model's files are incomplete or damaged.
         """
-        source = model_files.resolve(section)
-        device, dtype = _device(section), _dtype(section)
+        section = model_files.settle(section)
+        source = Path(section.path)
+        device = choose_device(section.device)
+        dtype = choose_dtype(section.precision, device)
         weights = source if resume is None or section.mode == "lora" else resume
         model = _load_causal_lm(weights, section, dtype).to(device)
+        begin = Path(section.adapter) if section.adapter else None
         if section.mode == "lora":
-            model = _add_adapter(model, section, seed, resume)
+            model = adapters.add(model, section, seed, resume or begin)
+        elif begin is not None and resume is None:
+            model = adapters.merge(model, begin)
+        if section.gradient_checkpointing == "on":
+            _checkpoint_layers(model, source)
         return cls(model, mode=section.mode, source=source, vocab_size=vocab_size)
 
     # -- what it is ------------------------------------------------------------------------------
@@ -225,7 +238,7 @@ class Policy:
         hidden = self.hidden_states(self._tensor(inputs))
         chosen = hidden.reshape(-1, hidden.shape[-1])[self._tensor(predicting[mask])]
         targets = self._tensor(np.concatenate(completions))
-        values = token_logprobs(chosen, *self._head_tensors(), targets, temperature)
+        values = token_logprobs(chosen, self._current_head(), targets, temperature)
         mask_tensor = self._tensor(mask)
         padded = torch.zeros(mask.shape, dtype=values.dtype, device=self.device)
         return padded.masked_scatter(mask_tensor, values), mask_tensor
@@ -260,7 +273,7 @@ class Policy:
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Logits / temperature, (..., vocab_size) float32, of the tokens after `hidden`'s."""
-        return scaled_logits(hidden, *self._head_tensors(), temperature)
+        return scaled_logits(hidden, self._current_head(), temperature)
 
     def check_ids(self, name: str, sequences: Sequence[TokenIds]) -> list[NDArray[np.int64]]:
         """Sequences as arrays.
@@ -313,11 +326,13 @@ class Policy:
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _head_tensors(self) -> tuple[Tensor, Tensor | None]:
+    def _current_head(self) -> Head:
+        """The head with the weights of now, of the tokenizer's ids only."""
         weight, bias = self._head.weight, self._head.bias
-        if weight.shape[0] == self.vocab_size:
-            return weight, bias
-        return weight[: self.vocab_size], None if bias is None else bias[: self.vocab_size]
+        if weight.shape[0] != self.vocab_size:
+            weight = weight[: self.vocab_size]
+            bias = None if bias is None else bias[: self.vocab_size]
+        return Head(weight, bias, self._logit_scale, self._softcap)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -362,7 +377,9 @@ class Policy:
                 f"{self.source}: {kind} changes the hidden states before its head{cause}; "
                 "log-probs would be wrong, so this kind of model is not supported"
             )
-        if not torch.equal(logits.float(), ramp.float().expand_as(logits)):
+        expected = Head(ramp, None, self._logit_scale, self._softcap).adjust(ramp.float())
+        short = self.dtype != torch.float32
+        if not torch.allclose(logits.float(), expected, rtol=2e-2 if short else 1e-5, atol=1e-6):
             raise ConfigError(
                 f"{self.source}: {kind} changes the logits after its head{cause}; log-probs would "
                 "be wrong, so this kind of model is not supported"
@@ -374,28 +391,19 @@ class Policy:
             )
 
 
-def _device(section: ModelSection) -> torch.device:
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if section.device == "auto":
-        return torch.device(next(name for name, there in available.items() if there))
-    if not available[section.device]:
-        raise ConfigError(
-            f"model.device = {section.device!r}: torch {torch.__version__} finds none here; "
-            "use 'auto' or 'cpu', or install a torch build for it"
-        )
-    return torch.device(section.device)
+def _logit_adjustment(config: Any) -> tuple[float, float | None]:
+    """Scale and softcap that the config's names stand for."""
 
+    def number(name: str) -> float | None:
+        value = getattr(config, name, None)
+        return float(value) if isinstance(value, int | float) and value else None
 
-def _dtype(section: ModelSection) -> torch.dtype:
-    if section.precision == "auto":
-        on_cuda = _device(section).type == "cuda"
-        fast = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if fast else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[section.precision]
+    scale = 1.0
+    for name in _MULTIPLIES_LOGITS:
+        scale *= number(name) or 1.0
+    for name in _DIVIDES_LOGITS:
+        scale /= number(name) or 1.0
+    return scale, next((cap for name in _SOFTCAPS_LOGITS if (cap := number(name))), None)
 
 
 def _check_weight_files(folder: Path) -> None:
@@ -440,11 +448,11 @@ def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> 
     except ImportError as error:
         raise ConfigError(
             f"{folder}: needs a package that is not installed "
-            f"(model.attention = {section.attention!r}): {_first_line(error)}"
+            f"(model.attention = {section.attention!r}): {first_line(error)}"
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(
-            f"{folder}: cannot be loaded as a causal language model: {_first_line(error)}"
+            f"{folder}: cannot be loaded as a causal language model: {first_line(error)}"
         ) from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
@@ -452,51 +460,36 @@ def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> 
         raise DataError(
             f"{folder}: {len(missing)} weights are not in the files: {', '.join(missing[:3])}"
         )
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        if section.attention == "sdpa":
+            raise ConfigError(
+                f"model.attention = 'sdpa' leaves out this model's attention softcap "
+                f"({config.attn_logit_softcapping}); use 'eager' or 'auto'"
+            )
+        model.set_attn_implementation("eager")
     return model
 
 
-def _add_adapter(model: Any, section: ModelSection, seed: int, resume: Path | None) -> Any:
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+def _checkpoint_layers(model: Any, source: Path) -> None:
+    """Have every layer compute its activations again in the backward pass.
 
-    torch.manual_seed(seed)
-    config = LoraConfig(
-        r=section.lora_rank,
-        lora_alpha=section.lora_alpha,
-        target_modules=list(section.lora_targets) or "all-linear",
-        lora_dropout=0.0,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    try:
-        with warnings.catch_warnings():
-            # peft calls some of transformers' functions by names that are being retired.
-            warnings.simplefilter("ignore", FutureWarning)
-            adapted = get_peft_model(model, config)
-    except ValueError as error:
-        linear = {n.rpartition(".")[2] for n, m in model.named_modules() if type(m) is nn.Linear}
+    Not by transformers' own switch, which works in training mode only, where dropout is on.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
         raise ConfigError(
-            f"model.lora_targets = {list(section.lora_targets)!r}: {_first_line(error)} "
-            f"Linear layers of this model: {', '.join(sorted(linear))}"
-        ) from None
-    if resume is None:
-        return adapted
-    path = resume / ADAPTER_FILE
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: not an adapter: {_first_line(error)}") from None
-    try:
-        outcome: Any = set_peft_model_state_dict(adapted, tensors)
-    except RuntimeError as error:
-        raise DataError(f"{path}: an adapter of another shape: {_first_line(error)}") from None
-    absent = [key for key in outcome.missing_keys if "lora_" in key]
-    if absent or outcome.unexpected_keys:
-        raise DataError(
-            f"{path}: the adapter of other layers; missing {absent[:3]}, "
-            f"not in the model {list(outcome.unexpected_keys)[:3]}"
+            f"{source}: {type(model).__name__} has no layers for gradient checkpointing; set "
+            "model.gradient_checkpointing = 'off'"
         )
-    return adapted
+    for layer in layers:
+        layer.forward = functools.partial(_recomputed, layer.forward)
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
+def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    # Nothing random in it: the model is in evaluation mode.
+    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +275,40 @@ def test_adapter_of_another_rank_is_refused(tiny_folder: Path, tmp_path: Path) -
         Policy.load(section.model_copy(update={"lora_rank": 8}), seed=0, resume=tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_training_begins_with_an_existing_adapter(
+    tiny_folder: Path, tmp_path: Path, mode: str
+) -> None:
+    """In its own form, or merged into the weights."""
+    trained = Policy.load(ModelSection(path=str(tiny_folder), mode="lora", lora_rank=3), seed=0)
+    _disturb(trained)
+    trained.save(tmp_path)
+    section = ModelSection(path=str(tiny_folder), mode=mode, adapter=str(tmp_path))
+    begun = Policy.load(section, seed=9)
+    expected, _ = trained.completion_logprobs(PROMPTS, COMPLETIONS, 1.0)
+    found, _ = begun.completion_logprobs(PROMPTS, COMPLETIONS, 1.0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert any("lora" in type(m).__module__ for m in begun.causal_lm.modules()) == (mode == "lora")
+    plain, _ = Policy.load(ModelSection(path=str(tiny_folder)), seed=0).completion_logprobs(
+        PROMPTS, COMPLETIONS, 1.0
+    )
+    assert not torch.allclose(plain, expected, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"use_dora": True}, {"bias": "all"}, {"peft_type": "LOHA"}, {"target_modules": ".*"}]
+)
+def test_adapters_of_other_kinds_are_refused(
+    tiny_folder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    Policy.load(ModelSection(path=str(tiny_folder), mode="lora"), seed=0).save(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    section = ModelSection(path=str(tiny_folder), mode="lora", adapter=str(tmp_path))
+    with pytest.raises(DataError, match=rf"plain LoRA.*{next(iter(change))}"):
+        Policy.load(section, seed=0)
+
+
 # -- models that would be computed wrongly ---------------------------------------------------------
 
 
@@ -298,47 +331,41 @@ _SMALL = {
 }
 
 
-def _gemma2(**changes: Any) -> Any:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
+def _minicpm3() -> Any:
+    from transformers import MiniCPM3Config, MiniCPM3ForCausalLM
 
-    return Gemma2ForCausalLM(Gemma2Config(**{**_SMALL, **changes}))
-
-
-def _granite() -> Any:
-    from transformers import GraniteConfig, GraniteForCausalLM
-
-    return GraniteForCausalLM(GraniteConfig(**_SMALL, logits_scaling=8.0))
+    return MiniCPM3ForCausalLM(MiniCPM3Config(**{**_SMALL, "num_key_value_heads": 2}))
 
 
-def _cohere() -> Any:
-    from transformers import CohereConfig, CohereForCausalLM
-
-    return CohereForCausalLM(CohereConfig(**_SMALL, logit_scale=0.0625))
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (_gemma2, r"final_logit_softcapping = 30\.0"),
-        (_granite, r"logits_scaling = 8\.0"),
-        (_cohere, r"logit_scale = 0\.0625"),
-    ],
-)
-def test_head_that_does_more_than_a_linear_map_is_refused_by_name(
-    make: Callable[[], Any], named: str, tmp_path: Path
-) -> None:
-    section = _save(make(), tmp_path)
-    with pytest.raises(ConfigError, match=f"changes the logits after its head.*{named}"):
+def test_hidden_states_changed_before_the_head_are_refused(tmp_path: Path) -> None:
+    section = _save(_minicpm3(), tmp_path)
+    with pytest.raises(ConfigError, match="changes the hidden states before its head"):
         Policy.load(section, seed=0)
 
 
-def test_same_architecture_without_the_softcap_is_taken(tmp_path: Path) -> None:
-    section = _save(_gemma2(final_logit_softcapping=None), tmp_path)
-    section = section.model_copy(update={"attention": "eager"})
-    policy = Policy.load(section, seed=0)
-    found, _ = policy.completion_logprobs([[1, 2]], [[3, 4]], 1.0)
-    logits = policy.model(input_ids=torch.tensor([[1, 2, 3]])).logits.log_softmax(-1)
-    torch.testing.assert_close(found[0], torch.stack([logits[0, 1, 3], logits[0, 2, 4]]))
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_logits_changed_after_the_head_are_refused(tiny_folder: Path, dtype: str) -> None:
+    """By something that no known name in the configuration stands for."""
+    policy = Policy.load(ModelSection(path=str(tiny_folder), precision=dtype), seed=0)
+    forward = policy.model.forward
+
+    def changed(**arguments: Any) -> Any:
+        output = forward(**arguments)
+        output.logits = output.logits * 1.1
+        return output
+
+    policy.model.forward = changed
+    with pytest.raises(ConfigError, match="changes the logits after its head"):
+        Policy(policy.model, mode="full", source=tiny_folder, vocab_size=None)
+
+
+def test_attention_that_leaves_out_the_models_softcap_is_refused(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    section = _save(Gemma2ForCausalLM(Gemma2Config(**_SMALL)), tmp_path)
+    assert Policy.load(section, seed=0).config._attn_implementation == "eager"
+    with pytest.raises((ConfigError, DataError), match=r"sdpa|scaled_dot_product"):
+        Policy.load(section.model_copy(update={"attention": "sdpa"}), seed=0)
 
 
 def test_model_without_a_plain_head_is_refused(tmp_path: Path) -> None:
