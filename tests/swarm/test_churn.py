@@ -81,6 +81,14 @@ def test_without_the_organizer_a_newcomer_joins_and_all_train_on_all(swarm: Swar
         publishers = {group["publisher"] for step in node.steps() for group in step["groups"]}
         assert publishers == set(ids.values())
     assert all(node.step > step for node, step in zip(members, steps, strict=True))
+    for node in volunteers:
+        wait_until(
+            lambda node=node: node.status()["reception"]["reporting"] > 0,
+            f"{node.name} hears what others make of its groups",
+            volunteers,
+        )
+        # Nobody lies here, whatever churn there is.
+        assert [row for row in node.status()["peers"] if row["strikes"] > 0] == []
 
 
 def test_stop_ends_the_node_with_a_checkpoint(volunteer: Node) -> None:
