@@ -29,6 +29,9 @@ MAX_QUEUED_PER_PEER = 64
 
 MAX_QUEUES = 1024
 """Peers whose groups wait; the one that announced the longest ago is forgotten first."""
+MAX_FETCH_BYTES = 32 << 20
+"""Of one fetch, but for a single group that is larger; so much is in memory at once."""
+
 MIN_FETCH_S = 30.0
 """For one fetch, where the age limit is shorter."""
 
@@ -162,6 +165,7 @@ class Gatherer:
                 continue
             queue = self._queues[publisher]
             wanted: list[tuple[GroupRef, float]] = []
+            size = 0
             lacking = self._pool.lacks(publisher, self._live_peers())
             while queue and len(wanted) < min(lacking, MAX_BLOBS_PER_REQUEST):
                 digest, (ref, announced_s) = queue.popitem(last=True)
@@ -170,11 +174,13 @@ class Gatherer:
                     queue.clear()  # the rest is older
                     break
                 verdict = self._pool.wants(ref, publisher)
-                if verdict is None:
-                    wanted.append((ref, announced_s))
-                elif verdict is Reason.NO_ROOM:
+                too_much = bool(wanted) and size + ref.size_bytes > MAX_FETCH_BYTES
+                if verdict is Reason.NO_ROOM or (verdict is None and too_much):
                     queue[digest] = (ref, announced_s)
                     break
+                if verdict is None:
+                    size += ref.size_bytes
+                    wanted.append((ref, announced_s))
             if not queue:
                 del self._queues[publisher]
             else:

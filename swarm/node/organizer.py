@@ -277,7 +277,9 @@ class Organizer(Node):
         self._amending = asyncio.Lock()
 
     async def work(self) -> None:
-        await self.join()
+        charter = await self.join()
+        if charter.members is None:
+            log.info("an open swarm: whoever has the invite may take part; see `members add`")
         if self._announce_invite is not None:
             self._announce_invite.set_result(await self.invite())
         await self.unless_stopped(self.membership.run())

@@ -403,3 +403,22 @@ async def test_a_bad_record_is_a_strike_once_however_often_it_is_read(tmp_path: 
     for _ in range(5):
         await announcer._read()
     assert gatherer.counts.rejected_by_reason == {"malformed": 2}
+
+
+def test_one_fetch_takes_no_more_than_memory_is_meant_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = volunteer(tmp_path, charter(), None)
+    refs = tuple(signed_group(node, epoch, OWN_REWARDS)[0] for epoch in range(4))
+    monkeypatch.setattr(gather, "MAX_FETCH_BYTES", 2 * refs[0].size_bytes)
+    gatherer = gatherer_of(node, SimpleNamespace())
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, refs, 3, 5))
+    sizes = []
+    while (choice := gatherer._choose(60.0)) is not None:
+        sizes.append(len(choice[1]))
+    assert sizes == [2, 2]
+    monkeypatch.setattr(gather, "MAX_FETCH_BYTES", 1)  # one group is always fetched
+    gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, refs[:1], 3, 5))
+    choice = gatherer._choose(60.0)
+    assert choice is not None
+    assert len(choice[1]) == 1
