@@ -4,20 +4,30 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-claims test-slow bench-ftis lint fmt types clean
+# vLLM needs older libraries than the rest: an environment of its own, for tests on CPUs.
+VLLM_VENV  := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
+
+.PHONY: demo test test-claims test-vllm test-slow bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
 
 # One thread: tiny models lose more to threads that wait for each other than they gain.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not vllm" $(ARGS)
 
 # What must hold of F-TIS: two cells of the benchmark, about a minute on two cores.
 test-claims: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow/test_ftis_claims.py $(ARGS)
 
-# All that `make test` leaves out.
+# The vLLM engine with vLLM on CPUs: what every engine must do, and a node that samples with it.
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
+		$(BIN)/python -m pytest -m vllm --durations=5 $(VLLM_TESTS) $(ARGS)
+
+# All that `make test` leaves out, but for vLLM.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
@@ -42,5 +52,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
+$(VLLM_STAMP): constraints-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile --requirement constraints-vllm.txt
+	touch $(VLLM_STAMP)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

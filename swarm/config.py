@@ -211,7 +211,37 @@ class ModelSection(Section):
 class EngineSection(Section):
     """What samples the completions."""
 
-    kind: Literal["transformers"] = Field(default="transformers", description="Sampling engine.")
+    kind: Literal["transformers", "vllm"] = Field(
+        default="transformers",
+        description="Sampling engine: transformers in the learner itself, or vllm in a process of "
+        "its own (pip install 'swarm-node[vllm]').",
+    )
+    python: str = Field(
+        default="",
+        description="Python interpreter of an environment that has vLLM; empty: this one.",
+    )
+    device: Annotated[str, Field(max_length=64, pattern=r"^[\w.:/-]*$")] = Field(
+        default="",
+        description="GPU of vLLM alone, as CUDA_VISIBLE_DEVICES names it, e.g. '1'. Empty: the "
+        "model's, which both share in turns.",
+    )
+    gpu_memory: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.4, description="Share of the GPU's memory that vLLM takes while it samples."
+    )
+    sleep_level: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=1,
+        description="What vLLM gives up of a shared GPU while the model trains: 0: nothing; "
+        "1: its cache, and its weights go to main memory; 2: both (with LoRA as 1).",
+    )
+    eager: bool = Field(
+        default=False,
+        description="vLLM without compiled graphs: starts sooner, samples slower.",
+    )
+    max_drift: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0,
+        description="Nats by which vLLM's log-probs may differ from the trained model's on "
+        "average; above it training pauses. 0: 0.001 in float32, 0.1 in bfloat16.",
+    )
     prompts_per_call: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=4, description="Prompts sampled together, each with a whole group of completions."
     )

@@ -75,6 +75,10 @@ class LearnerError(SwarmError):
     """The learner process reported an error or died."""
 
 
+class EngineDriftError(LearnerError):
+    """The sampling engine's log-probs are not those of the model that is trained."""
+
+
 class RemoteProtocolError(SwarmError):
     """A peer sent bytes that do not decode or a statement that its signature does not cover.
 

@@ -116,6 +116,8 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
             f"{number(model.get('trainable'))} of {number(model.get('parameters'))} parameters "
             f"trained, {model.get('dtype', '?')} on {model.get('device', '?')}",
         )
+    if status.get("engine", {}).get("kind") == "vllm":
+        rows.add_row("engine", _engine_line(status["engine"]))
     if "training" in status:
         _training_rows(rows, status)
     resources = status["resources"]
@@ -137,6 +139,15 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
     if status["members"]:
         parts += [Text(), members_table(status["members"], now)]
     return Group(*parts)
+
+
+def _engine_line(engine: Mapping[str, Any]) -> str:
+    probe = "not probed yet"
+    if engine["drift_tokens"]:
+        found = "not finite" if engine["drift"] is None else f"{engine['drift']:.1e}"
+        probe = f"drift {found} (limit {engine['drift_limit']:g})"
+    again = f", started again {engine['restarts']} times" if engine["restarts"] else ""
+    return f"vLLM {safe(engine['version'], 32)}, {probe}, {engine['syncs']} syncs{again}"
 
 
 def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:

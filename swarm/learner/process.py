@@ -16,10 +16,11 @@ import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from swarm.errors import ConfigError, DataError, LearnerError
+from swarm.errors import ConfigError, DataError, EngineDriftError, LearnerError
 from swarm.learner import ipc
+from swarm.learner.child_log import fate, last_lines, open_log
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,7 @@ STACKS_S = 0.5
 EXIT_GRACE_S = 5.0
 """Time that the child has to end after its connection; then it is killed."""
 
-MAX_LOG_BYTES = 8 << 20
-"""A longer log of the child is put aside as <name>.1 before the next start."""
-
-LOG_LINES = 5
-"""Last lines of the child's log in an error."""
-
-_NAMED_ERRORS = {error.__name__: error for error in (ConfigError, DataError)}
+_NAMED_ERRORS = {error.__name__: error for error in (ConfigError, DataError, EngineDriftError)}
 
 
 @dataclass(slots=True)
@@ -96,7 +91,7 @@ class LearnerProcess:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
             ours, theirs = socket.socketpair()
             try:
-                with theirs, _open_log(self._log_path) as output:
+                with theirs, open_log(self._log_path) as output:
                     process = await asyncio.create_subprocess_exec(
                         sys.executable,
                         "-P",  # a file in the current folder must not pass for a library
@@ -131,6 +126,7 @@ class LearnerProcess:
 
         Raises:
             ConfigError, DataError: the child refused what a person gave; it goes on.
+            EngineDriftError: it does not sample what it trains; it goes on.
             LearnerError: it refused otherwise, died, or did not answer in time. After a death, a
                 timeout or a fault of its own no child is left: `start` makes a new one.
         """
@@ -213,36 +209,9 @@ class LearnerProcess:
                 if process.returncode is None:
                     await process.wait()
             death = LearnerError(
-                f"the learner (pid {process.pid}) {_fate(process.returncode)}"
-                f"{_last_lines(self._log_path)}"
+                f"the learner (pid {process.pid}) {fate(process.returncode)}"
+                f"{last_lines(self._log_path)}"
             )
             for answer in child.pending.values():
                 if not answer.done():
                     answer.set_exception(death)
-
-
-def _fate(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        try:
-            return f"was killed by {signal.Signals(-returncode).name}"
-        except ValueError:
-            return f"was killed by signal {-returncode}"
-    return f"ended with exit status {returncode}"
-
-
-def _open_log(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(path.name + ".1"))
-    return path.open("ab")
-
-
-def _last_lines(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
-    return "".join(f"\n    {line}" for line in [f"; the end of {path}:", *lines]) if lines else ""

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 
 from swarm.config import NodeConfig
-from swarm.errors import LearnerError
+from swarm.errors import EngineDriftError, LearnerError
 from swarm.learner.calls import (
     Completion,
     greedy_arguments,
@@ -42,6 +42,9 @@ from swarm.protocol.rollout import Finish, RolloutGroup
 from swarm.replay.step_log import step_record
 
 log = logging.getLogger(__name__)
+
+PAUSE_S = 120.0
+"""Until the next look whether an engine that drifted samples the trained model again."""
 
 HISTORY = 512
 """Points of the accuracy and reward curves kept in memory and in the checkpoint."""
@@ -148,7 +151,10 @@ class TrainingLoop:
         self.last_report: dict[str, Any] = {}
         self.tokens_per_s = 0.0
         self.model: dict[str, Any] = {}
+        self.engine: dict[str, Any] = {}
         self.finished = ""
+        self.paused = ""
+        """Why neither is sampled nor trained now; empty when it is."""
         self.checkpoint_trouble = ""
         """Why the last checkpoint was not written; empty when it was."""
 
@@ -157,7 +163,8 @@ class TrainingLoop:
     @property
     def sampling(self) -> bool:
         """Whether others should leave prompts to this node."""
-        return bool(self.model) and not self.finished and self._learner.alive
+        working = not (self.finished or self.paused)
+        return bool(self.model) and working and self._learner.alive
 
     @property
     def max_age_s(self) -> float:
@@ -215,7 +222,10 @@ class TrainingLoop:
                 await self._start_learner()
                 first_step = self.step
                 while not self.stopping.is_set():
-                    await self._turn()
+                    try:
+                        await self._turn()
+                    except EngineDriftError as error:
+                        await self._pause(error)
                 await self._checkpoint()
             except LearnerError as error:
                 if self.stopping.is_set():
@@ -240,6 +250,10 @@ class TrainingLoop:
         if reason:
             await self._finish(reason)
             return
+        if self.paused:
+            await self._sample(1)
+            log.info("the engine samples the trained model again: training goes on")
+            self.paused = ""
         if self._evaluated_step < 0:
             await self._evaluate()
         self.pool.expire(time.monotonic(), self.max_age_s)
@@ -256,6 +270,15 @@ class TrainingLoop:
         if self.step % self._config.checkpoint.every_steps == 0:
             await self._checkpoint()
 
+    async def _pause(self, error: EngineDriftError) -> None:
+        """Neither sample nor train for a while; then `_turn` looks again."""
+        self.paused = f"training is paused: {error}"
+        log.error("%s; looking again in %.0f s", self.paused, PAUSE_S)
+        self.activity.set("paused", str(error))
+        self._on_progress()
+        await self._checkpoint()
+        await self._wait(self.stopping, PAUSE_S)
+
     def _end_reason(self) -> str:
         """Why no further step is taken; empty: training goes on."""
         if self.outdated.is_set():
@@ -268,7 +291,7 @@ class TrainingLoop:
 
     async def _finish(self, reason: str) -> None:
         log.info("%s: evaluating and keeping the result", reason)
-        if self._evaluated_step != self.step:
+        if self._evaluated_step != self.step and not self.paused:
             await self._evaluate()
         await self._checkpoint()
         self.finished = reason
@@ -279,7 +302,7 @@ class TrainingLoop:
         self.activity.set("loading the model")
         manifest = self._charter().manifest
         await self._learner.start()
-        self.model = {}
+        self.model, self.paused = {}, ""
         answer = await self._learner.call(
             "init",
             timeout_s=self._config.limits.call_timeout_s,
@@ -296,7 +319,8 @@ class TrainingLoop:
             self.log.draw_curves(self.step)
         saved = answer["node_state"] is not None
         self._checkpointed = (self.step, self._evaluated_step) if saved else (-1, -1)
-        others = ("id", "ok", "node_state", "step", "checkpoint")
+        self.engine = answer["engine"]
+        others = ("id", "ok", "node_state", "step", "checkpoint", "engine")
         self.model = {k: v for k, v in answer.items() if k not in others}
         log.info("model ready: %s", self.model)
         self._on_progress()
@@ -338,6 +362,7 @@ class TrainingLoop:
                 sampling,
             ),
         )
+        self.engine = answer["engine"]
         groups = [
             RolloutGroup(
                 swarm_id=swarm_id,

@@ -466,6 +466,8 @@ class Volunteer(Node):
         status["problems"] += filter(None, (loop.checkpoint_trouble, loop.log.trouble))
         if loop.activity.doing == "learner down":
             status["problems"].append(loop.activity.waiting_for)
+        if loop.paused:
+            status["problems"].append(loop.paused)
         if self._prompts_refused:
             status["problems"].append(self._prompts_refused)
         others = len(self.membership.samplers())
@@ -480,6 +482,7 @@ class Volunteer(Node):
             "mode": self.config.model.mode,
             **loop.model,
         }
+        status["engine"] = loop.engine
         counts, got = loop.counts, gatherer.counts
         trained = counts.own_trained + counts.foreign_trained
         status["training"] = {

@@ -1,12 +1,13 @@
-"""Sampling completions.
+"""Sampling completions: what an engine is, and the one that samples in the learner itself.
 
 Owns: the decoding loop, random numbers, and why a completion ends. Does not know: text, rewards,
-training; it sees token ids only, and the model through `swarm.rl.policy`.
+training; it sees token ids only, and the model through `swarm.rl.policy`. The other engine is in
+`swarm.rl.vllm_engine`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,10 +30,10 @@ class SamplingParams:
 
     Attributes:
         temperature: of the softmax, above 0. The log-probs are those of the distribution that is
-            drawn from, log_softmax(logits / temperature), in greedy mode too.
+            drawn from, log_softmax(logits / temperature).
         max_new_tokens: length limit, the stop token included.
         stop_token_ids: each ends a completion, and is its last token.
-        greedy: take the most probable token.
+        greedy: take the most probable token; its log-prob is at temperature 1, which must be given.
     """
 
     temperature: float
@@ -45,10 +46,19 @@ class SamplingParams:
             raise ValueError(f"temperature must be finite and above 0, not {self.temperature}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if self.greedy and self.temperature != 1.0:
+            raise ValueError(f"greedy: temperature must be 1, not {self.temperature}")
 
 
 class Engine(Protocol):
-    """What samples."""
+    """What samples from a policy.
+
+    Attributes:
+        syncs: rises whenever it takes over the policy's weights; 0 where they are the same tensors.
+    """
+
+    @property
+    def syncs(self) -> int: ...
 
     def generate(
         self,
@@ -68,14 +78,68 @@ class Engine(Protocol):
 
         Returns:
             For each prompt, in order, its n completions.
+
+        Raises:
+            ValueError: a prompt is empty or holds an id that is none of the model's, n is not
+                positive, or the number of seeds is another one than that of prompts.
+            DataError: prompt and completion do not fit into the model's context.
+            LearnerError: the engine died or failed, and again when it was started anew.
         """
+
+    def sync(self) -> None:
+        """The policy's weights have changed: what is sampled from now on comes from these."""
+
+    def sleep(self) -> None:
+        """Give up what memory it can of a device that the training shares; sampling wakes it."""
+
+    def restart(self) -> None:
+        """Begin anew, with the policy's weights of now, whatever state it is in."""
+
+    def close(self) -> None:
+        """End; no process or file of it stays."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it is and how it fares, as JSON has it: `kind`, `syncs`, and more."""
+
+
+def check_request(
+    policy: Policy, prompts: Sequence[TokenIds], n: int, sampling: SamplingParams, seeds: int
+) -> list[np.ndarray]:
+    """What every engine refuses; see `Engine.generate`. Returns the prompts, int64 (L,) each."""
+    if n < 1 or seeds != len(prompts):
+        raise ValueError(
+            f"expected n >= 1 and a seed for each prompt: n = {n}, "
+            f"{len(prompts)} prompts, {seeds} seeds"
+        )
+    if not len(prompts):
+        return []
+    checked = policy.check_ids("prompt", prompts)
+    policy.check_length(max(map(len, checked)) + sampling.max_new_tokens)
+    return list(checked)
 
 
 class TransformersEngine:
     """Samples from the model that is trained, in the same process."""
 
+    syncs = 0
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+
+    def sync(self) -> None:
+        """Nothing: the weights are the policy's own."""
+
+    def sleep(self) -> None:
+        """Nothing: between calls it holds nothing."""
+
+    def restart(self) -> None:
+        """Nothing: between calls it has no state."""
+
+    def close(self) -> None:
+        """Nothing: it ends with its process."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "transformers", "syncs": self.syncs}
 
     def generate(
         self,
@@ -84,22 +148,10 @@ class TransformersEngine:
         sampling: SamplingParams,
         seeds: Sequence[int],
     ) -> list[list[Rollout]]:
-        """See `Engine.generate`.
-
-        Raises:
-            ValueError: a prompt is empty or holds an id that is none of the model's, or the number
-                of seeds is another one than that of prompts.
-            DataError: prompt and completion do not fit into the model's context.
-        """
-        if n < 1 or len(seeds) != len(prompts):
-            raise ValueError(
-                f"expected n >= 1 and a seed for each prompt: n = {n}, "
-                f"{len(prompts)} prompts, {len(seeds)} seeds"
-            )
-        if not len(prompts):
+        """See `Engine.generate`."""
+        checked = check_request(self._policy, prompts, n, sampling, len(seeds))
+        if not checked:
             return []
-        checked = self._policy.check_ids("prompt", prompts)
-        self._policy.check_length(max(map(len, checked)) + sampling.max_new_tokens)
         with self._policy.merged(), torch.inference_mode():
             tokens, logprobs = self._decode(checked, n, sampling, seeds)
         rollouts = _cut(tokens, logprobs, sampling)

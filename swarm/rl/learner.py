@@ -34,7 +34,7 @@ from swarm.learner import ipc
 from swarm.protocol.rollout import Finish, Rollout
 
 if TYPE_CHECKING:
-    from swarm.rl.engine import SamplingParams, TransformersEngine
+    from swarm.rl.engine import Engine, SamplingParams
     from swarm.rl.policy import Policy
     from swarm.rl.trainer import Trainer
 
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 GREEDY_PROMPTS = 256
 """Prompts decoded together in an evaluation; halved where the memory does not suffice."""
+
+_LENGTHS = ("max_prompt_tokens", "max_completion_tokens")
 
 PARENT_CHECK_S = 5.0
 """How often the process looks whether its parent still is the node that started it."""
@@ -51,7 +53,7 @@ PARENT_CHECK_S = 5.0
 class _Loaded:
     config: NodeConfig
     policy: "Policy"
-    engine: "TransformersEngine"
+    engine: "Engine"
     trainer: "Trainer"
 
 
@@ -85,7 +87,8 @@ class Learner:
             vocab_size: number of token ids of the swarm's tokenizer.
             stop_token_ids: of the swarm.
             temperature: that the swarm samples at, and log-probs are taken at.
-            workload: fields of swarm.model_memory.Workload, for the memory estimate; None: without.
+            workload: fields of swarm.model_memory.Workload, for the memory estimate and vLLM's
+                longest sequence; None: without.
             resume: another folder of checkpoints.
             resume_step: load the checkpoint of this step, not the newest; 0: none.
 
@@ -95,12 +98,13 @@ class Learner:
         import torch
 
         from swarm.rl import checkpoint
-        from swarm.rl.engine import TransformersEngine
         from swarm.rl.loss import FtisConfig
         from swarm.rl.policy import Policy
         from swarm.rl.trainer import Trainer
 
         started = time.monotonic()
+        if self._loaded is not None:
+            self._loaded.engine.close()
         self._loaded = None
         gc.collect()  # a second init must not need memory for two models
         node_config = _parse_config(config)
@@ -137,7 +141,8 @@ class Learner:
         )
         if found is not None:
             trainer.load_state_dict(*found.trainer_state())
-        self._loaded = _Loaded(node_config, policy, TransformersEngine(policy), trainer)
+        engine = _engine(node_config, policy, Path(run_dir), workload or {}, temperature)
+        self._loaded = _Loaded(node_config, policy, engine, trainer)
         total, trained = policy.count_parameters()
         return {
             "model": type(policy.causal_lm).__name__,
@@ -153,6 +158,7 @@ class Learner:
             "memory_estimate": memory,
             "optimizer": node_config.train.optimizer,
             "gradient_checkpointing": node_config.model.gradient_checkpointing,
+            "engine": engine.describe(),
             "seconds": time.monotonic() - started,
         }
 
@@ -176,6 +182,7 @@ class Learner:
             "groups": [[_packed(rollout) for rollout in group] for group in groups],
             "policy_step": self._model.trainer.steps,
             "tokens": sum(len(rollout.token_ids) for group in groups for rollout in group),
+            "engine": self._model.engine.describe(),
             "seconds": time.monotonic() - started,
         }
 
@@ -206,7 +213,7 @@ class Learner:
         from swarm.rl.sample_report import ratio_edges
         from swarm.rl.trainer import TrainGroup
 
-        trainer = self._model.trainer
+        trainer, engine = self._model.trainer, self._model.engine
         batch = [
             TrainGroup(
                 hash=group["hash"],
@@ -218,7 +225,10 @@ class Learner:
             )
             for group in groups
         ]
+        engine.sleep()
         report = trainer.step(batch)
+        if report.stepped:
+            engine.sync()
         return {
             **report.to_dict(),
             "memory_bytes": _memory_bytes(self._model.policy),
@@ -401,6 +411,32 @@ def _unpacked(packed: Mapping[str, Any]) -> Rollout:
         logprobs=np.frombuffer(packed["logprobs"], "<f4"),
         finish=Finish(packed["finish"]),
     )
+
+
+def _engine(
+    config: NodeConfig,
+    policy: "Policy",
+    run_dir: Path,
+    workload: Mapping[str, int],
+    temperature: float,
+) -> "Engine":
+    if config.engine.kind == "transformers":
+        from swarm.rl.engine import TransformersEngine
+
+        return TransformersEngine(policy)
+    from swarm.rl.drift import ProbedEngine
+    from swarm.rl.vllm_engine import VllmEngine, check_temperature
+
+    check_temperature(temperature)
+    lengths = [workload[name] for name in _LENGTHS if name in workload]
+    engine = VllmEngine(
+        policy,
+        config.engine,
+        folder=run_dir,
+        max_tokens=sum(lengths) if len(lengths) == len(_LENGTHS) else None,
+        seed=config.node.seed,
+    )
+    return ProbedEngine(engine, policy, config.engine.max_drift)
 
 
 def _parse_config(config: Mapping[str, Any]) -> NodeConfig:

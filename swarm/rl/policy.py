@@ -173,6 +173,11 @@ class Policy:
 
     # -- what it is ------------------------------------------------------------------------------
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The model's context; None: not limited."""
+        return self._max_tokens
+
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by stable names."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}

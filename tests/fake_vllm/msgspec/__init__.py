@@ -1,0 +1,1 @@
+"""The part of msgspec that the child of the vLLM engine uses."""

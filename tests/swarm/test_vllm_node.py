@@ -1,0 +1,109 @@
+"""A node that samples with vLLM, in a real swarm, and one whose engine drifts.
+
+The first needs an interpreter with vLLM, named by TEST_VLLM_PYTHON: `make test-vllm` makes one. The
+other has a vLLM without a model, whose log-probs are nobody's.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from nodes import LARGE, SMALL, Swarm, sums, wait_until, write_prompts
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.fake_vllm import write_interpreter
+
+HEAD = 32
+"""Width of an attention head: the smallest that vLLM has for CPUs."""
+
+
+def wide_heads(source: Path, out: Path) -> Path:
+    """The same function of the same tokens, with attention heads of `HEAD` numbers.
+
+    Rotation turns number i with number i + D/2 by an angle that falls with i / D: in a head twice
+    as wide, i stands at 2i. Between them are zeros. The product of queries and keys is divided by
+    the root of the width, so queries grow by the root of its growth.
+    """
+    shutil.copytree(source, out)
+    config = json.loads((source / "config.json").read_text())
+    narrow, growth = config["head_dim"], HEAD // config["head_dim"]
+    tensors = load_file(source / "model.safetensors")
+
+    def widened(weight: Tensor, scale: float = 1.0) -> Tensor:
+        heads = weight.reshape(-1, narrow, weight.shape[-1])
+        wide = heads.new_zeros(len(heads), HEAD, weight.shape[-1])
+        wide[:, ::growth] = heads * scale
+        return wide.reshape(-1, weight.shape[-1])
+
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            tensors[name] = widened(tensor, growth**0.5)
+        elif "k_proj" in name or "v_proj" in name:
+            tensors[name] = widened(tensor)
+        elif "o_proj" in name:
+            tensors[name] = widened(tensor.t()).t().contiguous()
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config | {"head_dim": HEAD}))
+    return out
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif("TEST_VLLM_PYTHON" not in os.environ, reason="TEST_VLLM_PYTHON names no interpreter")
+def test_node_that_samples_with_vllm(tmp_path: Path) -> None:
+    """Its samples are right sums, both nodes train on them, and it survives its engine's death."""
+    with Swarm(tmp_path) as swarm:
+        prompts = write_prompts(tmp_path / "prompts.jsonl", sums(range(10, 40), range(10, 14)))
+        swarm.seed(prompts, "--held-out-fraction", "0.1")
+        vllm = swarm.join(
+            "vllm",
+            wide_heads(SMALL, tmp_path / "wide"),
+            engine__kind="vllm",
+            engine__python=os.environ["TEST_VLLM_PYTHON"],
+        )
+        other = swarm.join("other", LARGE)
+        nodes = swarm.nodes
+        wait_until(lambda: vllm.step >= 3, "the node with vLLM trains", nodes)
+        wait_until(lambda: vllm.peer_id in other.trained_on(), "the other learns from it", nodes)
+        status = vllm.status()
+        assert not status["problems"]
+        engine = status["engine"]
+        assert engine["kind"] == "vllm"
+        assert engine["syncs"] >= 3
+        assert engine["drift"] < 1e-4
+        assert max(status["training"]["rewards"]) > 0.1  # not a random model's
+        ratios = [report["per_peer"].get("own", {}) for report in vllm.metrics()]
+        fresh = [r["log_ratio_max"] for r in ratios if r.get("log_ratio_max") is not None]
+        assert fresh
+        vllm.child("vllm_child").kill()
+        step = vllm.step
+        wait_until(lambda: vllm.step >= step + 3, "the node goes on", nodes)
+        engine = vllm.status()["engine"]
+        assert engine["restarts"] == 1
+        assert engine["drift"] < 1e-4
+        assert vllm.stop() == 0
+
+
+def test_training_is_paused_when_the_engine_drifts(tmp_path: Path) -> None:
+    """The reason stands in the status, no step is made, and nothing is published."""
+    with Swarm(tmp_path) as swarm:
+        swarm.seed(write_prompts(tmp_path / "prompts.jsonl", sums(range(10), range(3))))
+        node = swarm.join(
+            "node", engine__kind="vllm", engine__python=str(write_interpreter(tmp_path))
+        )
+        wait_until(
+            lambda: any("paused" in problem for problem in node.status().get("problems", [])),
+            "training is paused",
+            swarm.nodes,
+        )
+        (problem,) = node.status()["problems"]
+        assert "the engine's log-probs differ from the trained model's by" in problem
+        assert "(limit 0.001)" in problem
+        status = node.status()
+        assert status["activity"]["doing"] == "paused"
+        assert (status["training"]["step"], status["training"]["groups_made"]) == (0, 0)
+        loads = (tmp_path / "calls.jsonl").read_text().count('"load"')
+        assert loads == 2  # a new start did not help
+        assert node.stop() == 0
