@@ -450,6 +450,8 @@ class Volunteer(Node):
             reasons.append(self._stage)
         elif not loop.model:
             reasons.append(f"{loop.activity.doing} {loop.activity.waiting_for}".strip())
+        elif loop.paused:
+            reasons.append(loop.paused)
         return reasons
 
     def fill_status(self, status: dict[str, Any]) -> None:

@@ -51,7 +51,9 @@ def wide_heads(source: Path, out: Path) -> Path:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif("TEST_VLLM_PYTHON" not in os.environ, reason="TEST_VLLM_PYTHON names no interpreter")
+@pytest.mark.skipif(
+    "TEST_VLLM_PYTHON" not in os.environ, reason="TEST_VLLM_PYTHON names no interpreter"
+)
 def test_node_that_samples_with_vllm(tmp_path: Path) -> None:
     """Its samples are right sums, both nodes train on them, and it survives its engine's death."""
     with Swarm(tmp_path) as swarm:
