@@ -20,19 +20,36 @@ def add(verbs: Verbs) -> None:
         "  swarm-node seed gsm8k.jsonl --tokenizer ~/models/Qwen2.5-1.5B --group-size 12\n"
         "  swarm-node seed                      serve the swarm of this data dir again\n"
         "  swarm-node seed gsm8k.jsonl --tokenizer DIR --members ids.txt  for these only\n"
+        "  swarm-node seed hf:openai/gsm8k --map prompt=question,answer=answer --tokenizer DIR\n"
+        "  swarm-node seed reasoning-gym:chain_sum --size 2000 --tokenizer DIR\n"
+        "  swarm-node seed a.jsonl 'reasoning-gym:gcd?size=500&seed=1' --tokenizer DIR\n"
         "  swarm-node seed --append more.jsonl  add prompts to it\n"
         "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
     )
     seed.add_argument(
         "prompts",
-        nargs="?",
-        type=Path,
+        nargs="*",
         metavar="PROMPTS",
-        help="JSONL with `prompt` or `messages`, and `answer`",
+        help="FILE.jsonl with `prompt` or `messages`, and `answer`; hf:OWNER/NAME; "
+        "reasoning-gym:TASK. Options of one behind it: 'NAME?key=value&key=value' (reward, tag, "
+        "limit; split, config, map, revision; size, seed and the task's own)",
+    )
+    seed.add_argument("--split", metavar="NAME", help="of hf: data sets (default train)")
+    seed.add_argument(
+        "--map",
+        metavar="FIELD=COLUMN,...",
+        help="of hf: data sets, e.g. prompt=question,answer=answer (default: the same names)",
+    )
+    seed.add_argument("--size", metavar="N", help="of reasoning-gym: prompts (default 1000)")
+    seed.add_argument("--seed", metavar="S", help="of reasoning-gym (default 0)")
+    seed.add_argument(
+        "--drop-bad",
+        action="store_true",
+        help="leave out prompts that cannot be used (repeated, too long, no answer), and name them",
     )
     seed.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json")
     seed.add_argument("--swarm-name", metavar="NAME", help="shown to members; default: file's name")
-    seed.add_argument("--held-out", type=Path, metavar="FILE", help="JSONL of evaluation prompts")
+    seed.add_argument("--held-out", metavar="PROMPTS", help="evaluation prompts, as PROMPTS")
     seed.add_argument(
         "--held-out-fraction",
         type=float,
@@ -40,7 +57,7 @@ def add(verbs: Verbs) -> None:
         metavar="X",
         help="without --held-out: this share of PROMPTS (default 0.1)",
     )
-    seed.add_argument("--ood", type=Path, metavar="FILE", help="JSONL, out of distribution")
+    seed.add_argument("--ood", metavar="PROMPTS", help="evaluation prompts out of distribution")
     seed.add_argument(
         "--template",
         default="auto",
@@ -50,10 +67,10 @@ def add(verbs: Verbs) -> None:
     seed.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     seed.add_argument(
         "--reward",
-        default="number",
+        default="",
         metavar="NAME",
-        help="number (default), exact, regex, format, math, reasoning-gym, or a sum such as "
-        "number:0.9+format:0.1 (docs/REWARDS.md)",
+        help="number (default), exact, regex, format, math, reasoning-gym (default for its tasks), "
+        "or a sum such as number:0.9+format:0.1 (docs/REWARDS.md)",
     )
     seed.add_argument(
         "--reward-param", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
@@ -72,7 +89,9 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         help="keys that the DHT's records are spread over: 1 for a handful of members, 16 for 1000",
     )
-    seed.add_argument("--append", type=Path, metavar="FILE", help="add prompts to the swarm")
+    seed.add_argument(
+        "--append", action="append", metavar="PROMPTS", help="add prompts to the swarm; repeatable"
+    )
     seed.add_argument(
         "--close",
         nargs="?",
@@ -121,7 +140,7 @@ def _seed(arguments: Arguments) -> int:
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
     """The id of the swarm to serve: made from PROMPTS, or the one of this data directory."""
     current = data_dir.current
-    if arguments.prompts is None:
+    if not arguments.prompts:
         from swarm.node.membership import load_charter
 
         if current is None or not data_dir.swarm(current).charter_path.exists():
@@ -137,34 +156,16 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
 def _found(arguments: Arguments, data_dir: Any, current: bytes | None) -> bytes:
     """The id of the swarm made from PROMPTS, which may be here already."""
     from swarm.node.membership import load_charter
-    from swarm.paths import user_path
     from swarm.protocol.identity import Identity
 
     if arguments.tokenizer is None:
         raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
 
     from swarm.cli.peers import read_members
-    from swarm.node.organizer import SeedOptions, make_genesis, same_terms, store_genesis
+    from swarm.node.genesis import make_genesis, same_terms, store_genesis
 
     members = None if arguments.members is None else read_members(arguments.members)
-    options = SeedOptions(
-        prompts=arguments.prompts,
-        tokenizer=user_path(arguments.tokenizer),
-        name=arguments.swarm_name or "",
-        held_out=arguments.held_out,
-        held_out_fraction=arguments.held_out_fraction,
-        out_of_distribution=arguments.ood,
-        template=arguments.template,
-        system=arguments.system,
-        reward=arguments.reward,
-        reward_params=dict(_reward_param(item) for item in arguments.reward_param),
-        temperature=arguments.temperature,
-        group_size=arguments.group_size,
-        max_prompt_tokens=arguments.max_prompt_tokens,
-        max_completion_tokens=arguments.max_completion_tokens,
-        stop=tuple(arguments.stop),
-        record_shards=arguments.record_shards,
-    )
+    options = _options(arguments)
     identity = Identity.load_or_create(data_dir.identity_path)
     genesis = run_async(make_genesis(options, identity.peer_id, float(int(time.time()))))
     if current is not None and data_dir.swarm(current).charter_path.exists():
@@ -194,6 +195,37 @@ def _admit(members: list[str] | None, charter: Any, swarm_dir: Any, identity: An
         run_async(amend(charter, swarm_dir, identity, {"roster": {"add": sorted(missing)}}))
 
 
+def _options(arguments: Arguments) -> Any:
+    """What the flags say about a new swarm."""
+    from swarm.node.genesis import SeedOptions
+    from swarm.paths import user_path
+
+    return SeedOptions(
+        prompts=tuple(arguments.prompts),
+        tokenizer=user_path(arguments.tokenizer),
+        name=arguments.swarm_name or "",
+        source_options={
+            key: value
+            for key in ("split", "map", "size", "seed")
+            if (value := getattr(arguments, key)) is not None
+        },
+        drop_bad=arguments.drop_bad,
+        held_out=arguments.held_out,
+        held_out_fraction=arguments.held_out_fraction,
+        out_of_distribution=arguments.ood,
+        template=arguments.template,
+        system=arguments.system,
+        reward=arguments.reward,
+        reward_params=dict(_reward_param(item) for item in arguments.reward_param),
+        temperature=arguments.temperature,
+        group_size=arguments.group_size,
+        max_prompt_tokens=arguments.max_prompt_tokens,
+        max_completion_tokens=arguments.max_completion_tokens,
+        stop=tuple(arguments.stop),
+        record_shards=arguments.record_shards,
+    )
+
+
 def _reward_param(text: str) -> tuple[str, str | int | float | bool]:
     key, equals, value = text.partition("=")
     if not equals:
@@ -211,7 +243,10 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
 
     asked: list[dict[str, Any]] = []
     if arguments.append is not None:
-        asked.append({"append": str(arguments.append.absolute())})
+        from swarm.node.prompt_sources import absolute
+
+        sources = [absolute(source) for source in arguments.append]
+        asked.append({"append": sources, "drop_bad": arguments.drop_bad})
     if arguments.close is not None:
         when = time.time()
         if arguments.close != "now":
@@ -227,11 +262,11 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
         asked.append({"close_at_s": when})
     if arguments.min_version is not None:
         asked.append({"minimum_version": arguments.min_version})
-    if arguments.members is not None and arguments.prompts is None:
+    if arguments.members is not None and not arguments.prompts:
         from swarm.cli.peers import read_members
 
         asked.append({"roster": {"add": read_members(arguments.members)}})
-    if len(asked) > 1 or (asked and arguments.prompts is not None):
+    if len(asked) > 1 or (asked and arguments.prompts):
         raise UsageError(
             "give one of PROMPTS, --append, --close, --min-version, --members at a time "
             "(--members goes with PROMPTS too)"

@@ -94,17 +94,40 @@ def read_jsonl(path: Path) -> list[Prompt]:
     Raises:
         DataError: "FILE:LINE: reason"; also an unreadable or an empty file.
     """
+    prompts = []
+    first_line: dict[bytes, int] = {}
+    for number, prompt in read_lines(path):
+        if isinstance(prompt, str):
+            raise DataError(f"{path}:{number}: {prompt}")
+        if (line := first_line.setdefault(content_digest(prompt), number)) != number:
+            raise DataError(f"{path}:{number}: the same prompt as in line {line}")
+        prompts.append(prompt)
+    if not prompts:
+        raise DataError(f"{path}: holds no prompts; one JSON object a line is right")
+    return prompts
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Prompt | str]]:
+    """The lines of a user's prompt file: number, and the prompt or what is wrong with the line.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        prompts = list(_parse(data.removeprefix(b"\xef\xbb\xbf")))
-    except _LineError as error:
-        raise DataError(f"{path}:{error.line}: {error.reason}") from None
-    if not prompts:
-        raise DataError(f"{path}: holds no prompts; one JSON object a line is right")
-    return prompts
+    for number, line in _lines(data.removeprefix(b"\xef\xbb\xbf")):
+        try:
+            yield number, prompt_of(_load(line))
+        except ValueError as error:
+            yield number, str(error)
+
+
+def content_digest(prompt: Prompt) -> bytes:
+    """Equal for two prompts that a model reads alike: the sha256 of the text or the messages."""
+    content = _canonical(prompt.prompt if prompt.messages is None else prompt.messages)
+    return hashlib.sha256(content.encode("utf-8")).digest()
 
 
 def encode_prompt_set(prompts: Sequence[Prompt]) -> bytes:
@@ -264,19 +287,23 @@ def _parse(data: bytes) -> Iterator[Prompt]:
         _LineError: a line is no prompt, or repeats an earlier one.
     """
     first_line: dict[bytes, int] = {}
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in _lines(data):
         try:
-            prompt = _prompt(_load(line))
+            prompt = prompt_of(_load(line))
         except ValueError as error:
             raise _LineError(number, str(error)) from None
-        content = _canonical(prompt.prompt if prompt.messages is None else prompt.messages)
-        digest = hashlib.sha256(content.encode("utf-8")).digest()
+        digest = content_digest(prompt)
         if digest in first_line:
             raise _LineError(number, f"the same prompt as in line {first_line[digest]}")
         first_line[digest] = number
         yield prompt
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Lines with content, and their numbers from 1."""
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
 
 
 def _load(line: bytes) -> Any:
@@ -313,8 +340,8 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"malformed JSON: {name} is no number")
 
 
-def _prompt(value: Any) -> Prompt:
-    """Check one line's value.
+def prompt_of(value: Any) -> Prompt:
+    """A prompt from its fields, as a line of a prompt file has them.
 
     Raises:
         ValueError: says which field, what it is and what would be right.
