@@ -41,7 +41,9 @@ def add(verbs: Verbs) -> None:
         help="of hf: data sets, e.g. prompt=question,answer=answer (default: the same names)",
     )
     seed.add_argument("--size", metavar="N", help="of reasoning-gym: prompts (default 1000)")
-    seed.add_argument("--seed", metavar="S", help="of reasoning-gym (default 0)")
+    seed.add_argument(  # node.seed is something else
+        "--seed", dest="source_seed", metavar="S", help="of reasoning-gym (default 0)"
+    )
     seed.add_argument(
         "--drop-bad",
         action="store_true",
@@ -206,8 +208,13 @@ def _options(arguments: Arguments) -> Any:
         name=arguments.swarm_name or "",
         source_options={
             key: value
-            for key in ("split", "map", "size", "seed")
-            if (value := getattr(arguments, key)) is not None
+            for key, value in (
+                ("split", arguments.split),
+                ("map", arguments.map),
+                ("size", arguments.size),
+                ("seed", arguments.source_seed),
+            )
+            if value is not None
         },
         drop_bad=arguments.drop_bad,
         held_out=arguments.held_out,
