@@ -155,6 +155,8 @@ class TrainingLoop:
         self.finished = ""
         self.paused = ""
         """Why neither is sampled nor trained now; empty when it is."""
+        self.learner_trouble = ""
+        """Why there is no learner, until there is one again; empty else."""
         self.checkpoint_trouble = ""
         """Why the last checkpoint was not written; empty when it was."""
 
@@ -235,6 +237,7 @@ class TrainingLoop:
                     delay = 1.0
                 log.error("learner failed: %s; restarting it in %.0f s", error, delay)
                 self.model = {}
+                self.learner_trouble = f"the learner failed and is started again: {error}"[:500]
                 self.activity.set("learner down", f"restart in {delay:.0f} s: {error}"[:500])
                 self._on_progress()
                 await self._wait(self.stopping, delay)
@@ -322,6 +325,7 @@ class TrainingLoop:
         self.engine = answer["engine"]
         others = ("id", "ok", "node_state", "step", "checkpoint", "engine")
         self.model = {k: v for k, v in answer.items() if k not in others}
+        self.learner_trouble = ""
         log.info("model ready: %s", self.model)
         self._on_progress()
 

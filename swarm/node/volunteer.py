@@ -465,11 +465,10 @@ class Volunteer(Node):
             return
         if self.grader.trouble:
             status["problems"].append(f"rewards fail: {self.grader.trouble}")
-        status["problems"] += filter(None, (loop.checkpoint_trouble, loop.log.trouble))
-        if loop.activity.doing == "learner down":
-            status["problems"].append(loop.activity.waiting_for)
         if loop.paused:
             status["problems"].append(loop.paused)
+        troubles = (loop.learner_trouble, loop.checkpoint_trouble, loop.log.trouble)
+        status["problems"] += filter(None, troubles)
         if self._prompts_refused:
             status["problems"].append(self._prompts_refused)
         others = len(self.membership.samplers())
