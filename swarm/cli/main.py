@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from swarm import __version__
-from swarm.cli import demo, join, ledger, peers, replay, running, seed, setup, status
+from swarm.cli import demo, doctor, join, ledger, peers, replay, running, seed, setup, status
 from swarm.cli.arguments import Parser
 from swarm.errors import ExitCode, SwarmError, TryAgainError
 from swarm.terminal import printable
@@ -95,6 +95,7 @@ def _parser() -> Parser:
         running.add,
         ledger.add,
         peers.add,
+        doctor.add,
         replay.add,
         demo.add,
         setup.add_version,

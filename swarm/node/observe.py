@@ -7,6 +7,8 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,11 @@ from swarm.protocol.reasons import Reason
 from swarm.protocol.tallies import tag_of
 
 
-async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
-    """Members and terms of a swarm, now.
-
-    Raises:
-        UnreachableError: no address of the invite answers; names each one's result.
-        IdentityError: the swarm has a roster.
-    """
+@asynccontextmanager
+async def visiting(
+    swarm_id: bytes, addresses: Sequence[str]
+) -> AsyncIterator[tuple[Overlay, Exchange]]:
+    """A client of the network with an identity for once: it asks, and serves nothing."""
     with tempfile.TemporaryDirectory(prefix="swarm-node-") as folder:
         identity_path = Path(folder) / "identity.key"
         overlay = Overlay(
@@ -37,22 +37,33 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
             port=0,
             announce=(),
             runtime_dir=Path(folder),
-            bootstrap=invite.addresses,
+            bootstrap=addresses,
             client=True,
         )
         exchange = Exchange(
             overlay,
-            invite.swarm_id,
+            swarm_id,
             charter=lambda: None,
             blob=lambda _: None,
             on_notice=lambda _peer, _body: None,
         )
         try:
             await overlay.start()
-            charter = await _fetch_charter(overlay, exchange, invite, timeout_s)
-            records = await read_swarm(overlay, charter)
+            yield overlay, exchange
         finally:
             await overlay.stop()
+
+
+async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
+    """Members and terms of a swarm, now.
+
+    Raises:
+        UnreachableError: no address of the invite answers; names each one's result.
+        IdentityError: the swarm has a roster.
+    """
+    async with visiting(invite.swarm_id, invite.addresses) as (overlay, exchange):
+        charter = await fetch_charter(overlay, exchange, invite.swarm_id, timeout_s)
+        records = await read_swarm(overlay, charter)
     now = time.time()
     useful: Counter[bytes] = Counter()
     for tallies in records.tallies.values():
@@ -88,15 +99,21 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
     }
 
 
-async def _fetch_charter(
-    overlay: Overlay, exchange: Exchange, invite: Invite, timeout_s: float
+async def fetch_charter(
+    overlay: Overlay, exchange: Exchange, swarm_id: bytes, timeout_s: float
 ) -> Charter:
+    """A swarm's terms from the first member that answers.
+
+    Raises:
+        UnreachableError: none does; names each address's result.
+        IdentityError: the swarm has a roster.
+    """
     deadline = time.monotonic() + timeout_s
     failures: dict[str, str] = {}
     while True:
         for peer in overlay.connected():
             try:
-                return Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
+                return Charter.from_bytes(await exchange.fetch_charter(peer), swarm_id)
             except ExchangeError as error:
                 if error.reason is Reason.NOT_MEMBER:
                     raise IdentityError(

@@ -24,7 +24,7 @@ def swarm_node(
         [sys.executable, "-m", "swarm.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={**clean, **(env or {})},
     )
@@ -263,7 +263,7 @@ def test_quick_verbs_import_neither_torch_nor_hivemind(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={**os.environ, "SWARM_NODE__DATA_DIR": str(data_dir)},
     )
@@ -272,3 +272,21 @@ def test_quick_verbs_import_neither_torch_nor_hivemind(
 
 def test_console_script_is_installed() -> None:
     assert shutil.which("swarm-node", path=str(Path(sys.executable).parent))
+
+
+def test_doctor_names_what_is_wrong_with_the_configuration(data_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("[train]\nlearning_rate = 'fast'\n")
+    result = swarm_node(
+        "doctor", "--config", str(path), "--offline", "--json", "--data-dir", str(data_dir)
+    )
+    assert result.returncode == 78, result.stderr
+    report = json.loads(result.stdout)
+    assert report["schema"] == "swarm-node/doctor/1"
+    (wrong,) = [f for f in report["findings"] if f["verdict"] == "failed"]
+    assert wrong["check"] == "configuration"
+    assert "train.learning_rate" in wrong["figure"]
+
+
+def test_ledger_before_any_swarm(data_dir: Path) -> None:
+    refused(swarm_node("ledger", "--data-dir", str(data_dir)), 2, str(data_dir))

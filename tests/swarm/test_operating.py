@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from nodes import Node, Swarm, cli, sums, wait_until, write_prompts
+from nodes import LARGE, Node, Swarm, cli, sums, wait_until, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +115,18 @@ def test_a_swarm_seen_from_outside_says_who_is_useful(swarm: Swarm) -> None:
         return int(by_name["ada"]["groups_accepted_by_others"])
 
     wait_until(lambda: useful() > 0, "tallies are in the DHT", swarm.nodes)
+
+
+def test_the_doctor_beside_a_running_node(swarm: Swarm, ada: Node) -> None:
+    result = cli(
+        "doctor", swarm.invite, "--model", str(LARGE), "--set", "model.device=cpu", "--json",
+        "--data-dir", str(ada.data_dir),
+    )  # fmt: skip
+    report = json.loads(result.stdout)
+    assert report["counts"]["failed"] == 0, report
+    assert result.returncode == report["exit_code"] == 4
+    found = {f["check"]: f for f in report["findings"]}
+    for check in ("packages", "node", "data path", "swarm", "tokenizer", "clock"):
+        assert found[check]["verdict"] == "ok", found[check]
+    assert found["reachable"]["figure"] == "only from this machine"
+    assert [f["verdict"] for check, f in found.items() if check.startswith("address ")] == ["ok"]

@@ -1,0 +1,133 @@
+"""What works here and what does not: `swarm-node doctor`."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.cli.arguments import (
+    Arguments,
+    Verbs,
+    add_data_dir,
+    add_set,
+    add_verb,
+    data_dir_of,
+    flags_of,
+)
+from swarm.cli.output import out, out_json, run_async
+
+if TYPE_CHECKING:
+    from swarm.doctor.findings import Finding
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    doctor = add_verb(
+        verbs,
+        "doctor",
+        _doctor,
+        "check this machine, and the way to a swarm: verdict, figure, fix",
+        "  swarm-node doctor                               the machine and the swarm joined last\n"
+        "  swarm-node doctor swarm1... --model ~/models/Qwen2.5-1.5B   before joining\n"
+        "  swarm-node doctor --offline --json\n",
+    )
+    doctor.add_argument("invite", nargs="?", metavar="INVITE", help="of a swarm to be joined")
+    doctor.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
+    doctor.add_argument("--model", metavar="DIR|ID", help="model folder or Hub id")
+    doctor.add_argument("--mode", choices=("full", "lora"), help="train all weights or an adapter")
+    doctor.add_argument("--offline", action="store_true", help="this machine only")
+    doctor.add_argument("--timeout", type=float, default=20.0, metavar="S", help="for members")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    add_data_dir(doctor)
+    add_set(doctor)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from swarm.doctor import findings as form
+
+    logging.basicConfig(level=logging.ERROR)
+    found = []
+    for finding in _findings(arguments):
+        found.append(finding)
+        if not arguments.json:
+            out(_line(finding))
+    if arguments.json:
+        out_json(form.report(found))
+    return form.exit_code(found)
+
+
+def _findings(arguments: Arguments) -> Iterator["Finding"]:
+    """The checks, one after the other, each given out when it is done."""
+    from swarm.doctor import machine
+    from swarm.doctor.findings import failed, ok
+    from swarm.errors import ConfigError
+
+    yield machine.python()
+    yield machine.packages()
+    data_dir = data_dir_of(arguments)
+    try:
+        config = _config(arguments, data_dir)
+    except ConfigError as error:
+        yield failed("configuration", str(error), "mend it", error.exit_code)
+        return
+    yield ok("configuration", str(arguments.config or "as joined last, or the defaults"))
+    device, _ = machine.device(config)
+    yield device
+    yield machine.disk(config, data_dir)
+    yield machine.identity(data_dir)
+    node, status = machine.running(data_dir)
+    yield node
+    yield machine.ports(config, node_runs=status is not None)
+    yield run_async(machine.data_path())
+    if not arguments.offline:
+        yield from _network(arguments, data_dir, config, status)
+
+
+def _network(
+    arguments: Arguments, data_dir: Any, config: Any, status: dict[str, Any] | None
+) -> Iterator["Finding"]:
+    from swarm.doctor import network
+    from swarm.doctor.findings import skipped
+    from swarm.protocol.manifest import Invite
+
+    if arguments.invite is not None:
+        invite = Invite.decode(arguments.invite)
+        swarm_id, addresses = invite.swarm_id, list(invite.addresses)
+    elif data_dir.current is not None:
+        swarm_id = data_dir.current
+        addresses = [*config.network.bootstrap, *data_dir.swarm(swarm_id).load_peers()]
+    else:
+        yield skipped("swarm", "none was joined here; give an invite: doctor swarm1...")
+        return
+    if not addresses:
+        yield skipped("swarm", "no member has been seen yet")
+        return
+    examination = run_async(network.examine(swarm_id, addresses, arguments.timeout))
+    yield from network.bootstrap(examination)
+    yield network.clock(examination.skew_s)
+    yield network.terms(examination)
+    yield network.tokenizer(examination.charter, config)
+    yield network.reachability(status, config)
+
+
+def _config(arguments: Arguments, data_dir: Any) -> Any:
+    """What a join with these arguments would use."""
+    from swarm.config import load_config
+
+    flags = flags_of(arguments)
+    saved = None
+    if arguments.config is None and arguments.invite is None and data_dir.current is not None:
+        path = data_dir.swarm(data_dir.current).config_path
+        saved = json.loads(path.read_text()) if path.exists() else None
+    return load_config(arguments.config, flags, saved=saved)
+
+
+_MARKS = {"ok": "ok", "skipped": "-", "warning": "warn", "failed": "FAIL"}
+
+
+def _line(finding: "Finding") -> str:
+    from swarm.terminal import safe
+
+    line = f"{_MARKS[finding.verdict]:<5} {finding.check}: {safe(finding.figure, 1000)}"
+    return line + (f"\n      fix: {safe(finding.fix, 500)}" if finding.fix else "")
