@@ -8,6 +8,7 @@ Does not know: what the files hold.
     <data>/current                 the swarm that a bare `swarm-node join` resumes
     <data>/port                    the port used last
     <data>/bans.json               peers that the owner keeps out, or lets in all the same
+    <data>/paused                  there after `swarm-node pause`
     <data>/swarms/<id>/            one swarm
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         peers.json                 addresses of members seen
@@ -136,6 +137,11 @@ class DataDir:
         return self.root / "bans.json"
 
     @property
+    def paused_path(self) -> Path:
+        """There while the node's owner wants the device for something else."""
+        return self.root / "paused"
+
+    @property
     def log_path(self) -> Path:
         return self.root / "logs" / "node.log"
 
@@ -214,6 +220,10 @@ class DataDir:
     def current(self, swarm_id: bytes) -> None:
         write_atomic(self.root / "current", swarm_id.hex().encode() + b"\n")
 
+    def forget_current(self) -> None:
+        """No swarm is resumed by a bare `join`."""
+        (self.root / "current").unlink(missing_ok=True)
+
 
 @dataclass(frozen=True, slots=True)
 class SwarmDir:
@@ -244,6 +254,15 @@ class SwarmDir:
     @property
     def config_path(self) -> Path:
         return self.root / "node.json"
+
+    def saved_config(self) -> dict[str, Any]:
+        """The settings of the last join.
+
+        Raises:
+            FileNotFoundError: it was never joined with a model.
+        """
+        value: dict[str, Any] = json.loads(self.config_path.read_text())
+        return value
 
     @property
     def ledger_path(self) -> Path:
@@ -298,6 +317,10 @@ class RunDir:
     @property
     def metrics_path(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def learner_log_path(self) -> Path:
+        return self.root / "learner.log"
 
     @property
     def checkpoints_dir(self) -> Path:

@@ -13,7 +13,24 @@ import sys
 from collections.abc import Sequence
 
 from swarm import __version__
-from swarm.cli import demo, doctor, join, ledger, peers, replay, running, seed, setup, status
+from swarm.cli import (
+    bugreport,
+    demo,
+    doctor,
+    identity,
+    invite,
+    join,
+    ledger,
+    logs,
+    peers,
+    replay,
+    rollouts,
+    running,
+    seed,
+    service,
+    setup,
+    status,
+)
 from swarm.cli.arguments import Parser
 from swarm.errors import ExitCode, SwarmError, TryAgainError
 from swarm.terminal import printable
@@ -92,7 +109,13 @@ def _parser() -> Parser:
         join.add,
         seed.add,
         status.add,
+        invite.add,
         running.add,
+        logs.add,
+        rollouts.add,
+        identity.add,
+        service.add,
+        bugreport.add,
         ledger.add,
         peers.add,
         doctor.add,

@@ -1,37 +1,92 @@
-"""Ask something of the running node: `swarm-node invite`, `swarm-node stop`."""
+"""Ask something of the running node: `swarm-node stop`, `pause`, `resume`, `leave`."""
 
+import contextlib
 import time
 
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of, seconds
-from swarm.cli.output import out, out_json
-from swarm.errors import ExitCode, SwarmError
+from swarm.cli.output import out
+from swarm.errors import ExitCode, NotRunningError, SwarmError, TryAgainError, UsageError
 
 
 def add(verbs: Verbs) -> None:
     """Declare the verbs."""
-    invite = add_verb(
-        verbs,
-        "invite",
-        _invite,
-        "print a fresh invite to the swarm of the running node",
-        "  swarm-node invite\n",
-    )
-    invite.add_argument("--json", action="store_true", help="as JSON")
-    add_data_dir(invite)
-
     stop = add_verb(verbs, "stop", _stop, "stop the running node", "  swarm-node stop\n")
-    stop.add_argument("--timeout", type=seconds, default=90.0, metavar="S", help="wait so long")
-    add_data_dir(stop)
+    pause = add_verb(
+        verbs,
+        "pause",
+        _pause,
+        "free the device: end the learner, stay in the swarm; holds over restarts",
+        "  swarm-node pause\n  swarm-node pause --timeout 600\n",
+    )
+    resume = add_verb(
+        verbs, "resume", _resume, "load the model again and train on", "  swarm-node resume\n"
+    )
+    leave = add_verb(
+        verbs,
+        "leave",
+        _leave,
+        "stop the node and forget that it was in a swarm",
+        "  swarm-node leave             keep checkpoints, rollouts and ledger\n"
+        "  swarm-node leave --delete    delete them\n",
+    )
+    leave.add_argument("--delete", action="store_true", help="delete the swarm's folder")
+    for verb, timeout_s in ((stop, 90.0), (pause, 300.0), (leave, 90.0)):
+        verb.add_argument("--timeout", type=seconds, default=timeout_s, metavar="S")
+    for verb in (stop, pause, resume, leave):
+        add_data_dir(verb)
 
 
-def _invite(arguments: Arguments) -> int:
+def _pause(arguments: Arguments) -> int:
     from swarm.control import control_request
 
-    answer = control_request(data_dir_of(arguments).control_socket, "invite")
-    if arguments.json:
-        out_json({"schema": "swarm-node/invite/1", **answer})
-    else:
-        out(answer["invite"])
+    path = data_dir_of(arguments).control_socket
+    control_request(path, "pause")
+    deadline = time.monotonic() + arguments.timeout
+    doing = ""
+    while time.monotonic() < deadline:
+        doing = control_request(path, "status")["activity"]["doing"]
+        if doing == "paused":
+            out("paused; `swarm-node resume` goes on")
+            return ExitCode.OK
+        time.sleep(0.2)
+    raise TryAgainError(
+        f"the node is still {doing} after {arguments.timeout:g} s; it pauses when that is done"
+    )
+
+
+def _resume(arguments: Arguments) -> int:
+    from swarm.control import control_request
+
+    control_request(data_dir_of(arguments).control_socket, "resume")
+    out("the model is being loaded; `swarm-node status` shows when it trains")
+    return ExitCode.OK
+
+
+def _leave(arguments: Arguments) -> int:
+    import shutil
+
+    data_dir = data_dir_of(arguments)
+    swarm_id = data_dir.current
+    if swarm_id is None:
+        raise UsageError(f"no swarm has been joined in {data_dir.root}")
+    with contextlib.suppress(NotRunningError):
+        _stop(arguments)
+    data_dir.lock()
+    try:
+        root = data_dir.swarm(swarm_id).root
+        if arguments.delete:
+            shutil.rmtree(root)
+        data_dir.forget_current()
+    finally:
+        data_dir.unlock()
+    out(
+        f"left {swarm_id.hex()[:16]}; "
+        + (
+            "its folder is deleted"
+            if arguments.delete
+            else f"its checkpoints, rollouts and ledger stay in {root}"
+        )
+    )
     return ExitCode.OK
 
 

@@ -24,6 +24,7 @@ from swarm.config import NodeConfig
 from swarm.control import control_request
 from swarm.doctor.findings import Finding, failed, ok, skipped, warning
 from swarm.errors import ConfigError, ExitCode, IdentityError, NotRunningError
+from swarm.node.fitting import driver_says
 from swarm.node.store import BlobStore
 from swarm.paths import DataDir
 from swarm.protocol.codec import CodecLimits, blob_hash, decode_group, encode_group
@@ -143,16 +144,7 @@ def _device_finding(found: dict[str, Any], config: NodeConfig, *, gpus: list[str
 
 def _gpus_seen() -> list[str]:
     """Names of NVIDIA GPUs by their driver's own tool."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        listed = subprocess.run(
-            [tool, "-L"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    return [line.split(" (UUID")[0] for line in driver_says("-L") if line.startswith("GPU ")]
 
 
 def disk(config: NodeConfig, data_dir: DataDir) -> Finding:

@@ -39,6 +39,7 @@ from swarm.protocol.peers import PeerTable
 from swarm.protocol.reasons import Reason
 from swarm.protocol.receipts import Reception, complaint
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
+from swarm.service import notify
 
 log = logging.getLogger(__name__)
 
@@ -165,10 +166,12 @@ class Node:
                 await self.exchange.start()
                 await control.start()
                 await self._start_metrics()
+                notify("READY=1\nSTATUS=looking for members")
                 await self.work()
             except Stopped:
                 log.info("stopping")
             finally:
+                notify("STOPPING=1")
                 await self.close()
                 if self._metrics is not None:
                     await self._metrics.stop()

@@ -7,7 +7,7 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 from swarm.errors import IdentityError, RemoteProtocolError, UnreachableError
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
+from swarm.node.fitting import candidates, memory_for_learner
 from swarm.node.member import member_row
-from swarm.node.membership import read_swarm
+from swarm.node.membership import SwarmRecords, read_swarm
+from swarm.protocol.codec import blob_bytes
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
 from swarm.protocol.reasons import Reason
@@ -61,22 +63,9 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
         UnreachableError: no address of the invite answers; names each one's result.
         IdentityError: the swarm has a roster.
     """
-    async with visiting(invite.swarm_id, invite.addresses) as (overlay, exchange):
-        charter = await fetch_charter(overlay, exchange, invite.swarm_id, timeout_s)
-        records = await read_swarm(overlay, charter)
-    now = time.time()
-    useful: Counter[bytes] = Counter()
-    for tallies in records.tallies.values():
-        useful.update({tally.tag: tally.accepted for tally in tallies})
-    members = [
-        {
-            **member_row(peer_id, heartbeat, now),
-            "groups_accepted_by_others": useful[tag_of(peer_id)],
-        }
-        for peer_id, heartbeat in records.heartbeats.items()
-        if heartbeat.state != "left"
-    ]
+    charter, records = await _read(invite, timeout_s)
     manifest = charter.manifest
+    members = _members(records)
     return {
         "schema": "swarm-node/swarm/1",
         "swarm": {
@@ -88,14 +77,87 @@ async def swarm_snapshot(invite: Invite, timeout_s: float) -> dict[str, Any]:
             "reward": f"{manifest.reward.name} v{manifest.reward.version}",
             "tokenizer": manifest.tokenizer.name,
         },
-        "totals": {
-            "members": len(members),
-            "sampling": sum(m["sampling"] for m in members),
-            "tokens_per_s": round(sum(m["tokens_per_s"] for m in members), 1),
-            "groups_made": sum(m["groups_made"] for m in members),
-            "groups_accepted_by_others": sum(m["groups_accepted_by_others"] for m in members),
-        },
+        "totals": _totals(members),
         "members": members,
+    }
+
+
+async def offer(invite: Invite, timeout_s: float) -> dict[str, Any]:
+    """What an invite invites to: terms, models that would do, traffic.
+
+    Raises:
+        UnreachableError: no address of the invite answers; names each one's result.
+    """
+    charter, records = await _read(invite, timeout_s)
+    manifest = charter.manifest
+    sampling = manifest.sampling
+    totals = _totals(_members(records))
+    group_tokens = sampling.group_size * sampling.max_completion_tokens
+    room = memory_for_learner()
+    return {
+        "schema": "swarm-node/offer/1",
+        "id": invite.swarm_id.hex(),
+        "name": manifest.name,
+        "organizers": list(manifest.organizers),
+        "created_s": manifest.created_s,
+        "closes_at_s": charter.closes_at_s,
+        "task": {
+            "prompts": charter.prompt_count,
+            "prompt_bytes": sum(ref.size_bytes for ref in charter.prompt_sets),
+            "held_out": manifest.held_out.count if manifest.held_out else 0,
+            "reward": f"{manifest.reward.name} v{manifest.reward.version}",
+        },
+        "sampling": {
+            "group_size": sampling.group_size,
+            "max_prompt_tokens": sampling.max_prompt_tokens,
+            "max_completion_tokens": sampling.max_completion_tokens,
+            "temperature": sampling.temperature,
+        },
+        "tokenizer": {
+            "name": manifest.tokenizer.name,
+            "vocab_size": manifest.tokenizer.vocab_size,
+            "fingerprint": manifest.tokenizer.fingerprint,
+        },
+        "models": candidates(manifest.tokenizer.vocab_size, room),
+        "room": {"where": room.where, "memory_bytes": room.memory_bytes},
+        "traffic": {
+            "group_bytes": blob_bytes(sampling.group_size, group_tokens),
+            "swarm_bytes_per_hour": round(
+                totals["tokens_per_s"] * 3600 * (blob_bytes(1, 1000) - blob_bytes(1, 0)) / 1000
+            ),
+        },
+        "totals": totals,
+    }
+
+
+async def _read(invite: Invite, timeout_s: float) -> tuple[Charter, SwarmRecords]:
+    async with visiting(invite.swarm_id, invite.addresses) as (overlay, exchange):
+        charter = await fetch_charter(overlay, exchange, invite.swarm_id, timeout_s)
+        return charter, await read_swarm(overlay, charter)
+
+
+def _members(records: SwarmRecords) -> list[dict[str, Any]]:
+    now = time.time()
+    useful: Counter[bytes] = Counter()
+    for tallies in records.tallies.values():
+        useful.update({tally.tag: tally.accepted for tally in tallies})
+    return [
+        {
+            **member_row(peer_id, heartbeat, now),
+            "groups_accepted_by_others": useful[tag_of(peer_id)],
+        }
+        for peer_id, heartbeat in records.heartbeats.items()
+        if heartbeat.state != "left"
+    ]
+
+
+def _totals(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "members": len(members),
+        "sampling": sum(m["sampling"] for m in members),
+        "tokens_per_s": round(sum(m["tokens_per_s"] for m in members), 1),
+        "groups_made": sum(m["groups_made"] for m in members),
+        "groups_accepted_by_others": sum(m["groups_accepted_by_others"] for m in members),
     }
 
 

@@ -143,6 +143,7 @@ class TrainingLoop:
         self.closing = asyncio.Event()
         self.outdated = asyncio.Event()
         self.stopping = asyncio.Event()
+        self.held = asyncio.Event()
         self.activity = Activity()
         self.counts = Counts()
         self.step = 0
@@ -208,6 +209,8 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train until `stopping` is set; then write a checkpoint and return.
 
+        While `held` is set no learner runs: its memory is its owner's.
+
         A dead or failing learner is restarted from its last checkpoint, with backoff.
         """
         self.log.open()
@@ -219,11 +222,14 @@ class TrainingLoop:
     async def _run(self) -> None:
         delay = 1.0
         while not self.stopping.is_set():
+            if self.held.is_set():
+                await self._rest()
+                continue
             first_step = self.step
             try:
                 await self._start_learner()
                 first_step = self.step
-                while not self.stopping.is_set():
+                while not (self.stopping.is_set() or self.held.is_set()):
                     try:
                         await self._turn()
                     except EngineDriftError as error:
@@ -242,6 +248,16 @@ class TrainingLoop:
                 self._on_progress()
                 await self._wait(self.stopping, delay)
                 delay = min(delay * 2, 60.0)
+
+    async def _rest(self) -> None:
+        """Leave the device to its owner, until it is given back."""
+        await self._learner.close()
+        self.model = {}
+        self.activity.set("paused", "`swarm-node resume`")
+        log.info("paused at step %d: the learner has ended, its memory is free", self.step)
+        self._on_progress()
+        while self.held.is_set() and not self.stopping.is_set():
+            await self._wait(self.stopping, 0.5)
 
     async def _turn(self) -> None:
         """One thing: a step, a call to the engine, or the end of the run."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from swarm import __version__, model_files
 from swarm.config import NodeConfig
+from swarm.control import Handler
 from swarm.errors import ConfigError, DataError, RemoteProtocolError
 from swarm.learner.calls import Completion
 from swarm.learner.process import LearnerProcess
@@ -107,7 +108,7 @@ class Volunteer(Node):
         resolved = self.config.model_copy(update={"model": model})
         run_dir = self._open_run(resolved)
         write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
-        learner = LearnerProcess(run_dir.root / "learner.log", threads=self.config.model.threads)
+        learner = LearnerProcess(run_dir.learner_log_path, threads=self.config.model.threads)
         reward = self.config.reward
         try:
             async with WorkerPool(reward.workers, reward.timeout_s) as self.workers:
@@ -160,6 +161,8 @@ class Volunteer(Node):
         )
         self._obey_charter()
         loop = self.loop
+        if self.data_dir.paused_path.exists():
+            loop.held.set()
         async with asyncio.TaskGroup() as tasks:
             services = [
                 tasks.create_task(self.membership.run()),
@@ -171,7 +174,7 @@ class Volunteer(Node):
             await self.stopped.wait()
             loop.stopping.set()
             # While the model is loading there is nothing to keep.
-            patience_s = STOP_TIMEOUT_S if loop.model else 0.0
+            patience_s = STOP_TIMEOUT_S if loop.model or loop.held.is_set() else 0.0
             done, _ = await asyncio.wait({training}, timeout=patience_s)
             if not done:
                 log.warning("dropped after %.0f s: %s", patience_s, loop.activity.doing)
@@ -415,6 +418,24 @@ class Volunteer(Node):
                 self.peers.trained(
                     peer_id, theirs["trained"], theirs["dropped_kl"], time.monotonic()
                 )
+
+    # -- control socket --------------------------------------------------------------------------
+
+    def handlers(self) -> dict[str, Handler]:
+        return {**super().handlers(), "pause": self._pause, "resume": self._resume}
+
+    async def _pause(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Rest from now on, also after a restart."""
+        self.data_dir.paused_path.touch()
+        if self.loop is not None:
+            self.loop.held.set()
+        return {}
+
+    async def _resume(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        self.data_dir.paused_path.unlink(missing_ok=True)
+        if self.loop is not None:
+            self.loop.held.clear()
+        return {}
 
     # -- what others see -------------------------------------------------------------------------
 

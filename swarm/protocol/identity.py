@@ -66,9 +66,18 @@ class Identity:
         Raises:
             IdentityError: the file is damaged, readable by others, or cannot be read or written.
         """
+        return cls.store(path, cls.generate())
+
+    @classmethod
+    def store(cls, path: Path, identity: "Identity") -> "Identity":
+        """Write the key file unless there is one; returns the identity that the file then holds.
+
+        Raises:
+            IdentityError: the file is damaged, readable by others, or cannot be read or written.
+        """
         try:
             if not path.exists():
-                _create_key_file(path, cls.generate())
+                _create_key_file(path, identity)
             return cls._load(path)
         except OSError as error:
             raise IdentityError(

@@ -290,3 +290,66 @@ def test_doctor_names_what_is_wrong_with_the_configuration(data_dir: Path, tmp_p
 
 def test_ledger_before_any_swarm(data_dir: Path) -> None:
     refused(swarm_node("ledger", "--data-dir", str(data_dir)), 2, str(data_dir))
+
+
+def test_identity_goes_from_one_data_directory_to_another(data_dir: Path, tmp_path: Path) -> None:
+    backup, other = tmp_path / "backup.key", tmp_path / "other"
+    refused(swarm_node("identity", "show", "--data-dir", str(data_dir)), 77, "identity.key")
+    peer_id = Identity.load_or_create(data_dir / "identity.key").peer_id
+    shown = swarm_node("identity", "show", "--json", "--data-dir", str(data_dir))
+    assert json.loads(shown.stdout)["peer_id"] == peer_id
+    assert (
+        swarm_node("identity", "export", str(backup), "--data-dir", str(data_dir)).returncode == 0
+    )
+    assert backup.stat().st_mode & 0o777 == 0o400
+    refused(
+        swarm_node("identity", "export", str(backup), "--data-dir", str(data_dir)), 77, "exists"
+    )
+    taken = swarm_node("identity", "import", str(backup), "--data-dir", str(other))
+    assert peer_id in taken.stdout, taken.stderr
+    Identity.load_or_create(tmp_path / "third" / "identity.key")
+    refused(
+        swarm_node("identity", "import", str(backup), "--data-dir", str(tmp_path / "third")),
+        77, "already",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (("rollouts", "list"), 2, "no swarm has been joined"),
+        (("leave",), 2, "no swarm has been joined"),
+        (("logs",), 78, "node.log"),
+        (("logs", "--learner"), 78, "no run"),
+        (("pause",), 3, "no node is running"),
+        (("resume",), 3, "no node is running"),
+        (("invite",), 3, "no node is running"),
+        (("invite", "show", "swarm1nonsense"), 2, "invite"),
+        (("service",), 2, "service install"),
+        (("service", "install"), 2, "no swarm has been joined"),
+    ],
+)
+def test_verbs_without_what_they_need(
+    arguments: tuple[str, ...], code: int, word: str, data_dir: Path
+) -> None:
+    env = {"SWARM_NODE__DATA_DIR": str(data_dir)}
+    refused(swarm_node(*arguments, env=env), code, word)
+
+
+def test_logs_are_shown_without_what_a_terminal_would_obey(data_dir: Path) -> None:
+    (data_dir / "logs").mkdir(parents=True)
+    (data_dir / "logs" / "node.log").write_text("one\ntwo \x1b[2J\nthree\n")
+    result = swarm_node("logs", "-n", "2", "--data-dir", str(data_dir))
+    assert result.stdout == "two ?[2J\nthree\n"
+
+
+def test_service_install_writes_a_unit_once(data_dir: Path, tmp_path: Path) -> None:
+    data_dir.mkdir()
+    (data_dir / "current").write_text("ab" * 32)
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    first = swarm_node("service", "install", "--data-dir", str(data_dir), env=env)
+    assert "systemctl --user enable --now swarm-node.service" in first.stdout, first.stderr
+    unit = tmp_path / "config" / "systemd" / "user" / "swarm-node.service"
+    assert str(data_dir) in unit.read_text()
+    again = swarm_node("service", "install", "--run", "seed", "--data-dir", str(data_dir), env=env)
+    refused(again, 78, "--force")

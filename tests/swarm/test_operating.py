@@ -1,9 +1,11 @@
 """What an operator sees and does of a running node: figures, probes."""
 
 import json
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from nodes import LARGE, Node, Swarm, cli, sums, wait_until, write_prompts
@@ -23,13 +25,11 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
                 metrics__port="0",
                 metrics__tensorboard="true",
                 ftis__filter="none",
+                train__max_steps="25",  # then they idle, and leave the machine to the tests
             )
         wait_until(
-            lambda: all(
-                node.step > 3 and node.status()["exchange"]["groups_accepted"] > 3
-                for node in swarm.nodes[1:]
-            ),
-            "both train and trade",
+            lambda: all(node.step == 25 for node in swarm.nodes[1:]),
+            "both train to the end",
             swarm.nodes,
         )
         yield swarm
@@ -130,3 +130,94 @@ def test_the_doctor_beside_a_running_node(swarm: Swarm, ada: Node) -> None:
         assert found[check]["verdict"] == "ok", found[check]
     assert found["reachable"]["figure"] == "only from this machine"
     assert [f["verdict"] for check, f in found.items() if check.startswith("address ")] == ["ok"]
+
+
+def test_groups_as_people_read_them(ada: Node, swarm: Swarm) -> None:
+    here = ("--data-dir", str(ada.data_dir))
+    listed = json.loads(cli("rollouts", "list", "--limit", "500", "--json", *here).stdout)
+    bob = swarm.nodes[2].peer_id
+    theirs = [g for g in listed["groups"] if g["publisher"] == bob and g["step"] is not None]
+    assert {g["publisher"] for g in listed["groups"]} == {ada.peer_id, bob}
+    shown = json.loads(cli("rollouts", "show", theirs[0]["hash"][:16], "--json", *here).stdout)
+    assert shown["prompt"].endswith("=")
+    assert int(shown["answer"]) == sum(map(int, shown["prompt"].rstrip("=").split("+")))
+    for item in shown["completions"]:
+        assert item["reward"] == float(item["text"].strip() == shown["answer"])
+        assert item["outcome"] is not None
+        assert all(logprob <= 0 for _, logprob in item["tokens"])
+    text = cli("rollouts", "show", theirs[0]["hash"][:16], *here).stdout
+    assert f"trained on in step {theirs[0]['step']}" in text
+    table = cli("rollouts", "list", "--peer", bob[-6:], *here).stdout
+    assert f"..{bob[-6:]}" in table
+    assert f"..{ada.peer_id[-6:]}" not in table
+
+
+def test_groups_on_disk_are_checked(ada: Node) -> None:
+    here = ("--data-dir", str(ada.data_dir))
+    result = cli("rollouts", "verify", "--limit", "40", "--json", *here)
+    found = json.loads(result.stdout)
+    assert result.returncode == 0, found
+    assert found["bad"] == 0
+    assert len(found["groups"]) == 40
+    assert any(row["rewards_as_logged"] for row in found["groups"])
+    blob = ada.swarm_dir.rollouts_dir / f"{found['groups'][0]['hash']}.blob"
+    whole = blob.read_bytes()
+    try:
+        blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        result = cli("rollouts", "verify", blob.name[:16], *here)
+        assert result.returncode == 1
+        assert "damaged" in result.stdout
+    finally:
+        blob.write_bytes(whole)
+
+
+def test_what_one_would_join(swarm: Swarm) -> None:
+    result = cli("invite", "show", swarm.invite, "--json")
+    shown = json.loads(result.stdout)
+    assert shown["schema"] == "swarm-node/offer/1"
+    assert shown["organizers"] == [swarm.nodes[0].peer_id]
+    assert shown["sampling"]["group_size"] == 4
+    assert shown["totals"]["members"] == 3
+    text = cli("invite", "show", swarm.invite).stdout
+    assert "4 completions a prompt" in text
+    assert "not your weights" in text
+
+
+def test_a_paused_node_frees_its_learner_and_stays(swarm: Swarm, ada: Node) -> None:
+    here = ("--data-dir", str(ada.data_dir))
+    learner = ada.child("swarm.rl.learner").pid
+    result = cli("pause", *here)
+    assert result.returncode == 0, result.stderr
+    assert learner not in [child.pid for child in ada.children()]
+    assert ada.status()["activity"]["doing"] == "paused"
+    assert page(ada, "/readyz")[0] == 503
+    assert ada.status()["network"]["connected"] >= 2
+    assert cli("resume", *here).returncode == 0
+    wait_until(lambda: ada.status()["activity"]["doing"] == "finished", "goes on", swarm.nodes)
+    assert ada.step == 25
+    assert page(ada, "/readyz")[0] == 200
+
+
+def test_a_bug_report_tells_nothing_private(swarm: Swarm, ada: Node, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    result = cli("bugreport", "--no-doctor", "--out", str(path), "--data-dir", str(ada.data_dir))
+    assert result.returncode == 0, result.stderr
+    with tarfile.open(path) as archive:
+        texts = {m.name: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
+    assert json.loads(texts["bugreport/status.json"])["training"]["step"] == 25
+    assert "step 25" in texts["bugreport/node.log"]
+    everything = "".join(texts.values())
+    for node in swarm.nodes:
+        assert node.peer_id not in everything
+    assert swarm.invite[:40] not in everything
+
+
+def test_leave_ends_the_node_and_forgets_the_swarm(swarm: Swarm) -> None:
+    bob = swarm.nodes[2]
+    here = ("--data-dir", str(bob.data_dir))
+    folder = bob.swarm_dir.root
+    result = cli("leave", "--delete", *here)
+    assert result.returncode == 0, result.stderr
+    assert not folder.exists()
+    assert not bob.running
+    assert "invite" in cli("join", *here).stderr
