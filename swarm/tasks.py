@@ -2,14 +2,16 @@
 
 Owns: which problems there are, how they are written, which of them are held out, and seeded
 draws from them. Does not know: models, tokenizers, rewards, or how a swarm stores its prompts;
-`record` gives the fields of one JSONL line for `swarm-node seed`.
+`record` gives the fields of one JSONL line for `swarm-node seed`, `python -m swarm.tasks N` a file.
 
 In distribution are sums and differences of two two-digit numbers (`12+34=`, `71-25=`); out of
 distribution are three one-digit terms (`4+7+9=`, `4+7-9=`). Every prompt has six characters, no
 answer is negative.
 """
 
+import json
 import random
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -147,3 +149,17 @@ def arithmetic_prompts(
             p.record() for p in draw(OUT_OF_DISTRIBUTION, "held_out", out_of_distribution, seed)
         ],
     )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write N training prompts to stdout."""
+    if len(arguments) != 1 or not arguments[0].isdigit():
+        sys.stderr.write("usage: python -m swarm.tasks N > prompts.jsonl\n")
+        return 2
+    for line in arithmetic_prompts(0, train=int(arguments[0])).train:
+        sys.stdout.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
