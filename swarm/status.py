@@ -5,7 +5,8 @@ Does not know: where a snapshot comes from. Everything that a peer wrote passes 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -79,8 +80,10 @@ def got_line(ledger: Mapping[str, Any]) -> str:
     )
 
 
-def node_view(status: Mapping[str, Any], now_s: float | None = None) -> RenderableType:
-    """The screen for one node."""
+def node_view(
+    status: Mapping[str, Any], now_s: float | None = None, width: int = 160
+) -> RenderableType:
+    """The screen for one node, on a terminal with so many columns."""
     now = time.time() if now_s is None else now_s
     node, activity, network = status["node"], status["activity"], status["network"]
     rows = Table.grid(padding=(0, 2))
@@ -94,7 +97,8 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
     waiting = (
         f", waiting for {safe(activity['waiting_for'], 200)}" if activity["waiting_for"] else ""
     )
-    rows.add_row("doing", f"{activity['doing']} for {ago(now - activity['since_s'])}{waiting}")
+    doing = f"{activity['doing']} for {ago(now - activity['since_s'])}{waiting}"
+    rows.add_row("doing", f"{doing}{progress(status, now)}")
     swarm = status["swarm"]
     terms = f", {swarm['prompts']} prompts" if "prompts" in swarm else ""
     if swarm.get("closes_at_s") is not None:
@@ -136,8 +140,11 @@ def node_view(status: Mapping[str, Any], now_s: float | None = None) -> Renderab
         verdicts = ", ".join(f"{safe(k, 32)} {v}" for k, v in reception["verdicts"].items())
         rows.add_row("peers say", f"{verdicts} (of our groups, lately)")
     parts: list[RenderableType] = [rows]
+    useful = useful_peers(status["ledger"], status["members"])
+    if useful is not None:
+        parts += [Text(), useful]
     if status["members"]:
-        parts += [Text(), members_table(status["members"], now)]
+        parts += [Text(), members_table(status["members"], now, width)]
     return Group(*parts)
 
 
@@ -164,18 +171,10 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
     )
     rewards = training["rewards"]
     rows.add_row("reward", f"{share(rewards[-1] if rewards else None)} {sparkline(rewards, 32)}")
-    rows.add_row(
-        "gave",
-        f"{training['groups_made']} groups, {number(training['tokens_sampled'])} tokens, "
-        f"{size(training['bytes_published'])}",
-    )
+    rows.add_row("gave", gave_line(status["ledger"]))
     rejected = exchange["rejected_by_reason"]
-    why = f" ({', '.join(f'{k} {v}' for k, v in rejected.items())})" if rejected else ""
-    rows.add_row(
-        "got",
-        f"{exchange['groups_accepted']} groups accepted, "
-        f"{exchange['groups_rejected']} rejected{why}, {size(exchange['bytes_fetched'])}",
-    )
+    why = f"; lately rejected: {', '.join(f'{k} {v}' for k, v in rejected.items())}"
+    rows.add_row("got", got_line(status["ledger"]) + (why if rejected else ""))
     rows.add_row(
         "trained on",
         f"{training['own_samples_trained']} own and {training['foreign_samples_trained']} foreign "
@@ -185,45 +184,145 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
     )
 
 
-def members_table(members: Sequence[Mapping[str, Any]], now_s: float) -> Table:
-    """All members with what they say of themselves."""
+def progress(status: Mapping[str, Any], now_s: float) -> str:
+    """How far it is: a bar by the time that this took before, or the stage of the start."""
+    activity, training = status["activity"], status.get("training")
+    if status["node"]["role"] == "volunteer" and not (training and training["last_step"]):
+        doing = activity["doing"]
+        stage = next((i for i, names in enumerate(STAGES, 1) if doing in names), 0)
+        if not stage:
+            return ""
+        return f"  {bar(stage / len(STAGES))} {stage} of {len(STAGES)} to the first step"
+    parts = ""
+    expected_s = activity.get("expected_s")
+    if expected_s and expected_s >= WORTH_A_BAR_S:
+        done = min(1.0, (now_s - activity["since_s"]) / expected_s)
+        parts = f"  {bar(done)} of about {ago(expected_s)}"
+    if training and activity["doing"] == "sampling":
+        groups, wanted = status["exchange"]["pool_groups"], training["groups_per_step"]
+        parts += f", {min(groups, wanted)} of {wanted} groups for the next step"
+    return parts
+
+
+STAGES = (
+    ("starting", "looking for members"),
+    ("fetching prompts",),
+    ("loading the model",),
+    ("evaluating", "sampling"),
+    ("training",),
+)
+"""What a volunteer does until its first step, in order."""
+
+WORTH_A_BAR_S = 3.0
+
+
+def bar(done: float, width: int = 16) -> str:
+    """A share as a bar."""
+    full = round(max(0.0, min(1.0, done)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def useful_peers(ledger: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The peers whose samples this node learned most from, and how they fit."""
+    names = {member["peer_id"]: member["name"] for member in members}
+    rows = [row for row in ledger["peers"] if row["samples_trained"]][:MAX_USEFUL]
+    if not rows:
+        return None
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for column, justify in (
-        ("member", "left"),
-        ("peer", "left"),
-        ("role", "left"),
-        ("model", "left"),
-        ("mode", "left"),
-        ("step", "right"),
-        ("accuracy", "right"),
-        ("tokens/s", "right"),
-        ("made", "right"),
-        ("used", "right"),
-        ("state", "left"),
-        ("seen", "right"),
-        ("version", "left"),
-    ):
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for member in sorted(members, key=lambda m: (m["role"], m["name"], m["peer_id"])):
+    table.add_column("peers that matter", no_wrap=True)
+    for column in ("of updates", "accepted", "rate", "reward", "KL p50", "took of mine"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
         table.add_row(
-            safe(member["name"], 24),
-            f"..{member['peer_id'][-6:]}",
-            safe(member["role"], 10),
-            safe(member["model"], 24),
-            safe(member["mode"], 8),
-            number(member["step"]),
-            share(member["accuracy"]),
-            number(member["tokens_per_s"]),
-            number(member["groups_made"]),
-            number(member["groups_used"]),
-            safe(member["state"], 24),
-            ago(now_s - member["seen_s"]),
-            safe(member["software"], 12),
+            f"{safe(names.get(row['peer_id'], 'gone'), 24)} ..{row['peer_id'][-6:]}",
+            "-" if row["update_share"] is None else f"{row['update_share']:.1%}",
+            number(row["groups_accepted"]),
+            share(row["accept_rate"]),
+            share(row["mean_reward"]),
+            "-" if row["kl_p50"] is None else f"{row['kl_p50']:.2g}",
+            number(row["accepted_of_mine"]),
         )
     return table
 
 
-def swarm_view(snapshot: Mapping[str, Any], now_s: float | None = None) -> RenderableType:
+MAX_USEFUL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Of the members' table; where there is no room the highest `rank` goes first."""
+
+    name: str
+    rank: int
+    width: int
+    cell: Callable[[Mapping[str, Any], float], str]
+    right: bool = False
+
+
+_COLUMNS = (
+    _Column("member", 0, 14, lambda m, _: safe(m["name"], 24)),
+    _Column("peer", 5, 8, lambda m, _: f"..{m['peer_id'][-6:]}"),
+    _Column("role", 9, 9, lambda m, _: safe(m["role"], 10)),
+    _Column("model", 4, 16, lambda m, _: safe(m["model"], 24)),
+    _Column("size", 8, 6, lambda m, _: number(m["parameters"] or None), right=True),
+    _Column("mode", 10, 5, lambda m, _: safe(m["mode"], 8)),
+    _Column("step", 1, 6, lambda m, _: number(m["step"]), right=True),
+    _Column("accuracy", 2, 8, lambda m, _: share(m["accuracy"]), right=True),
+    _Column("tokens/s", 7, 8, lambda m, _: number(m["tokens_per_s"]), right=True),
+    _Column("made", 6, 6, lambda m, _: number(m["groups_made"]), right=True),
+    _Column("used", 12, 6, lambda m, _: number(m["groups_used"]), right=True),
+    _Column("useful", 11, 6, lambda m, _: number(m.get("groups_accepted_by_others")), right=True),
+    _Column("state", 3, 14, lambda m, _: safe(m["state"], 24)),
+    _Column("seen", 13, 6, lambda m, now: ago(now - m["seen_s"]), right=True),
+    _Column("version", 14, 7, lambda m, _: safe(m["software"], 12)),
+)
+
+
+def members_table(
+    members: Sequence[Mapping[str, Any]], now_s: float, width: int = 160, *, totals: bool = False
+) -> Table:
+    """All members with what they say of themselves, in as many columns as there is room for.
+
+    `useful`, seen from outside, is how many groups of a member the others say they accepted.
+    """
+    columns = [
+        column
+        for column in _COLUMNS
+        if column.name != "useful" or any("groups_accepted_by_others" in m for m in members)
+    ]
+    while sum(column.width + 2 for column in columns) > width and len(columns) > 1:
+        columns.remove(max(columns, key=lambda column: column.rank))
+    table = Table(box=None, padding=(0, 1), header_style="bold", show_footer=totals)
+    sums = _footer(members) if totals else {}
+    for column in columns:
+        table.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            no_wrap=True,
+            footer=sums.get(column.name, ""),
+        )
+    for member in sorted(members, key=lambda m: (m["role"], m["name"], m["peer_id"])):
+        table.add_row(*(column.cell(member, now_s) for column in columns))
+    return table
+
+
+def _footer(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the table's last row says."""
+    return {"member": f"{len(members)} in all"} | {
+        name: number(sum(member[key] or 0 for member in members))
+        for name, key in (
+            ("tokens/s", "tokens_per_s"),
+            ("made", "groups_made"),
+            ("used", "groups_used"),
+            ("useful", "groups_accepted_by_others"),
+        )
+        if all(key in member for member in members)
+    }
+
+
+def swarm_view(
+    snapshot: Mapping[str, Any], now_s: float | None = None, width: int = 160
+) -> RenderableType:
     """The screen for a whole swarm (`swarm-node status INVITE`)."""
     now = time.time() if now_s is None else now_s
     swarm, totals = snapshot["swarm"], snapshot["totals"]
@@ -235,7 +334,7 @@ def swarm_view(snapshot: Mapping[str, Any], now_s: float | None = None) -> Rende
     closes = swarm["closes_at_s"]
     if closes is not None:
         head.append("  closed" if closes <= now else f"  closes in {ago(closes - now)}")
-    return Group(head, Text(), members_table(snapshot["members"], now))
+    return Group(head, Text(), members_table(snapshot["members"], now, width, totals=True))
 
 
 def peers_view(snapshot: Mapping[str, Any]) -> RenderableType:

@@ -61,17 +61,20 @@ def _show(arguments: Arguments, fetch: Callable[[], dict[str, Any]], *, local: b
     view = node_view if local else swarm_view
     console = status_console()
     if not arguments.watch:
-        console.print(view(snapshot))
+        console.print(view(snapshot, width=console.width))
         return _verdict(snapshot, local)
     from rich.live import Live
 
     with Live(
-        view(snapshot), console=console, auto_refresh=False, screen=console.is_terminal
+        view(snapshot, width=console.width),
+        console=console,
+        auto_refresh=False,
+        screen=console.is_terminal,
     ) as live:
         while True:
             time.sleep(1.0 if local else 5.0)
             snapshot = fetch()
-            live.update(view(snapshot), refresh=True)
+            live.update(view(snapshot, width=console.width), refresh=True)
 
 
 def _verdict(snapshot: dict[str, Any], local: bool) -> int:

@@ -83,10 +83,13 @@ class Activity:
     doing: str = "starting"
     since_s: float = field(default_factory=time.time)
     waiting_for: str = ""
+    expected_s: float | None = None
+    """How long it took the last time."""
 
-    def set(self, doing: str, waiting_for: str = "") -> None:
+    def set(self, doing: str, waiting_for: str = "", expected_s: float | None = None) -> None:
         if (doing, waiting_for) != (self.doing, self.waiting_for):
             self.doing, self.waiting_for, self.since_s = doing, waiting_for, time.time()
+            self.expected_s = expected_s
 
 
 class TrainingLoop:
@@ -138,6 +141,7 @@ class TrainingLoop:
         self._cursor = Cursor()
         self._noted_epoch = -1
         self._step_seconds = 1.0
+        self._usual_s: dict[str, float] = {}
         self._evaluated_step = -1
         self._checkpointed = (-1, -1)
         self.closing = asyncio.Event()
@@ -347,12 +351,14 @@ class TrainingLoop:
 
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
         started = time.monotonic()
-        self.activity.set(phase)
+        self.activity.set(phase, expected_s=self._usual_s.get(phase))
         answer: dict[str, Any] = await self._learner.call(
             op, timeout_s=self._config.limits.call_timeout_s, **arguments
         )
         seconds = self.counts.seconds
-        seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - started
+        took_s = time.monotonic() - started
+        seconds[phase] = seconds.get(phase, 0.0) + took_s
+        self._usual_s[phase] = took_s
         return answer
 
     # -- sampling --------------------------------------------------------------------------------

@@ -498,6 +498,7 @@ class Volunteer(Node):
             "doing": loop.activity.doing,
             "since_s": loop.activity.since_s,
             "waiting_for": loop.activity.waiting_for,
+            "expected_s": loop.activity.expected_s,
         }
         status["model"] = {
             "path": self.config.model.path,
@@ -510,6 +511,7 @@ class Volunteer(Node):
         status["training"] = {
             "step": loop.step,
             "max_steps": self.config.train.max_steps or None,
+            "groups_per_step": self.config.train.groups_per_step,
             "finished": loop.finished or None,
             "accuracy": loop.accuracy,
             "accuracy_start": loop.accuracies[0].get("held_out") if loop.accuracies else None,

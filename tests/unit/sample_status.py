@@ -52,7 +52,12 @@ _VOLUNTEER: dict[str, Any] = {
         "amendments": 0,
         "closes_at_s": None,
     },
-    "activity": {"doing": "training", "since_s": NOW_S - 3, "waiting_for": ""},
+    "activity": {
+        "doing": "training",
+        "since_s": NOW_S - 3,
+        "waiting_for": "",
+        "expected_s": 12.0,
+    },
     "problems": [],
     "not_ready": [],
     "alone": False,
@@ -83,6 +88,7 @@ _VOLUNTEER: dict[str, Any] = {
     "training": {
         "step": 41,
         "max_steps": None,
+        "groups_per_step": 8,
         "finished": None,
         "accuracy": 0.31,
         "accuracy_start": 0.2,
@@ -121,6 +127,41 @@ _VOLUNTEER: dict[str, Any] = {
         "notices_failed": 1,
     },
     "peers": [],
+    "ledger": {
+        "schema": "swarm-node/ledger/1",
+        "gave": {
+            "groups_made": 130,
+            "tokens_made": 123_456,
+            "bytes_made": 1_000_000,
+            "blobs_sent": 90,
+            "bytes_sent": 800_000,
+            "groups_accepted_by_peers": 77,
+            "samples_trained_by_peers": 300,
+            "peers_that_accepted": 1,
+        },
+        "got": {
+            "groups_fetched": 90,
+            "groups_accepted": 80,
+            "groups_rejected": 10,
+            "tokens": 111_111,
+            "bytes": 900_000,
+            "samples_trained": 100,
+            "update_share": 0.25,
+        },
+        "own": None,
+        "peers": [
+            {
+                "peer_id": PEER,
+                "samples_trained": 100,
+                "update_share": 0.25,
+                "groups_accepted": 80,
+                "accept_rate": 0.889,
+                "mean_reward": 0.5,
+                "kl_p50": 1.25,
+                "accepted_of_mine": 77,
+            }
+        ],
+    },
 }
 
 
