@@ -23,6 +23,7 @@ from swarm.cli import (
     ledger,
     logs,
     peers,
+    publish,
     replay,
     rollouts,
     running,
@@ -120,6 +121,7 @@ def _parser() -> Parser:
         peers.add,
         doctor.add,
         replay.add,
+        publish.add,
         demo.add,
         setup.add_version,
     ):

@@ -1,14 +1,24 @@
 """What an operator sees and does of a running node: figures, probes."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
 import tarfile
+import termios
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import LARGE, Node, Swarm, cli, sums, wait_until, write_prompts
+from hub_stand_in import Hub
+from nodes import ENVIRONMENT, LARGE, Node, Swarm, cli, sums, wait_until, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +220,61 @@ def test_a_bug_report_tells_nothing_private(swarm: Swarm, ada: Node, tmp_path: P
     for node in swarm.nodes:
         assert node.peer_id not in everything
     assert swarm.invite[:40] not in everything
+
+
+def test_a_result_on_the_hub(ada: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ("me/sums", "--data-dir", str(ada.data_dir))
+    with Hub("hf_right") as hub:
+        for name, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}.items():
+            monkeypatch.setitem(ENVIRONMENT, name, value)
+        result = cli("publish", *here)
+        assert result.returncode == 1
+        assert "HF_TOKEN" in result.stderr
+        assert "Traceback" not in result.stderr
+        monkeypatch.setitem(ENVIRONMENT, "HF_TOKEN", "hf_right")
+        result = cli("publish", *here)
+        assert result.returncode == 0, result.stderr
+    assert hub.created[-1]["private"] is True
+    assert hub.summary == "Step 25"
+    checkpoint = ada.run_dir.checkpoints()[25]
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    assert hub.files["model.safetensors"] == weights
+    assert {"config.json", "tokenizer.json", "README.md", "swarm-run.json"} <= set(hub.files)
+    assert not {"trainer.safetensors", "node_state.bin"} & set(hub.files)
+    card = hub.files["README.md"].decode()
+    assert "25 steps" in card
+    assert "of those trained on" in card
+    everything = b"".join(hub.files[name] for name in ("README.md", "swarm-run.json")).decode()
+    for private in (str(ada.data_dir), ada.peer_id, "127.0.0.1"):
+        assert private not in everything
+
+
+def test_status_refreshes_in_place(ada: Node) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm.cli", "status", "--watch", "--data-dir", str(ada.data_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**ENVIRONMENT, "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        while shown.count(b"health") < 3:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        with contextlib.suppress(OSError):
+            shown += os.read(ours, 65536)
+    finally:
+        process.kill()
+        os.close(ours)
+    assert b"\x1b[?1049h" in shown  # a screen of its own
+    assert b"\x1b[?1049l" in shown  # and the one before is back
+    assert b"finished" in shown
+    assert b"Traceback" not in shown
 
 
 def test_leave_ends_the_node_and_forgets_the_swarm(swarm: Swarm) -> None:

@@ -1,0 +1,86 @@
+"""The run's result for others: `swarm-node publish`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.output import out, out_json
+from swarm.errors import DataError, ExitCode, UsageError
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    publish = add_verb(
+        verbs,
+        "publish",
+        _publish,
+        "put the run's best checkpoint on the Hugging Face Hub, with a model card",
+        "  swarm-node publish me/qwen-gsm8k\n"
+        "  swarm-node publish me/qwen-gsm8k --step 400 --public\n"
+        "  swarm-node publish me/qwen-gsm8k --card    print the card, publish nothing\n",
+    )
+    publish.add_argument("repository", metavar="OWNER/NAME")
+    publish.add_argument("--step", type=int, metavar="N", help="default: the best by accuracy")
+    publish.add_argument("--run", type=Path, metavar="DIR", help="default: the newest")
+    publish.add_argument("--public", action="store_true", help="default: a private repository")
+    publish.add_argument("--card", action="store_true", help="print the model card and stop")
+    publish.add_argument("--json", action="store_true", help="as JSON")
+    add_data_dir(publish)
+
+
+def _publish(arguments: Arguments) -> int:
+    from swarm.ledger import read_ledger
+    from swarm.protocol.manifest import Charter
+    from swarm.publish import card, choose, public_record, upload
+
+    run = _run(arguments)
+    record = run.record()
+    if record is None:
+        raise DataError(f"{run.record_path}: no run is recorded there")
+    result = choose(run, arguments.step)
+    swarm_id = bytes.fromhex(record["swarm"])
+    charter = Charter.from_bytes(run.swarm_dir.charter_path.read_bytes(), swarm_id)
+    path = run.swarm_dir.ledger_path
+    text = card(
+        record,
+        result,
+        _evaluations(run.metrics_path),
+        read_ledger(path, record["peer_id"]) if path.exists() else None,
+        swarm_name=charter.manifest.name,
+    )
+    if arguments.card:
+        out(text.rstrip("\n"))
+        return ExitCode.OK
+    url = upload(
+        result,
+        text,
+        public_record(record),
+        arguments.repository,
+        private=not arguments.public,
+        message=f"Step {result.step}",
+    )
+    if arguments.json:
+        out_json({"schema": "swarm-node/published/1", "url": url, "step": result.step})
+    else:
+        out(url)
+    return ExitCode.OK
+
+
+def _run(arguments: Arguments) -> Any:
+    from swarm.paths import RunDir
+
+    if arguments.run is not None:
+        return RunDir(arguments.run.expanduser().absolute())
+    data_dir = data_dir_of(arguments)
+    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
+    if not runs:
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder: --run DIR")
+    return runs[-1]
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if line.get("evaluation")]
