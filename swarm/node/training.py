@@ -256,7 +256,7 @@ class TrainingLoop:
     async def _rest(self) -> None:
         """Leave the device to its owner, until it is given back."""
         await self._learner.close()
-        self.model = {}
+        self.model, self.finished = {}, ""
         self.activity.set("paused", "`swarm-node resume`")
         log.info("paused at step %d: the learner has ended, its memory is free", self.step)
         self._on_progress()
