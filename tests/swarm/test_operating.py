@@ -130,7 +130,7 @@ def test_a_swarm_seen_from_outside_says_who_is_useful(swarm: Swarm) -> None:
 def test_the_doctor_beside_a_running_node(swarm: Swarm, ada: Node) -> None:
     result = cli(
         "doctor", swarm.invite, "--model", str(LARGE), "--set", "model.device=cpu", "--json",
-        "--data-dir", str(ada.data_dir),
+        "--data-dir", str(ada.data_dir), timeout_s=600,
     )  # fmt: skip
     report = json.loads(result.stdout)
     assert report["counts"]["failed"] == 0, report
