@@ -14,6 +14,7 @@ from swarm.cli.arguments import (
     add_verb,
     data_dir_of,
     flags_of,
+    seconds,
 )
 from swarm.cli.output import out, out_json, run_async
 
@@ -37,7 +38,7 @@ def add(verbs: Verbs) -> None:
     doctor.add_argument("--model", metavar="DIR|ID", help="model folder or Hub id")
     doctor.add_argument("--mode", choices=("full", "lora"), help="train all weights or an adapter")
     doctor.add_argument("--offline", action="store_true", help="this machine only")
-    doctor.add_argument("--timeout", type=float, default=20.0, metavar="S", help="for members")
+    doctor.add_argument("--timeout", type=seconds, default=20.0, metavar="S", help="for members")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     add_data_dir(doctor)
     add_set(doctor)
