@@ -45,7 +45,7 @@ def _pause(arguments: Arguments) -> int:
     doing = ""
     while time.monotonic() < deadline:
         doing = control_request(path, "status")["activity"]["doing"]
-        if doing == "paused":
+        if doing == "paused by its owner":
             out("paused; `swarm-node resume` goes on")
             return ExitCode.OK
         time.sleep(0.2)

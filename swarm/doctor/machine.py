@@ -36,7 +36,7 @@ from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
 from swarm.text.tokenizer import Tokenizer
 
-PROBE_TIMEOUT_S = 120.0
+PROBE_TIMEOUT_S = 600.0
 """For importing torch on a slow disk and waking a GPU."""
 
 IMPORTED = ("swarm.node.volunteer", "uvloop", "transformers", "peft")

@@ -257,7 +257,7 @@ class TrainingLoop:
         """Leave the device to its owner, until it is given back."""
         await self._learner.close()
         self.model, self.finished = {}, ""
-        self.activity.set("paused", "`swarm-node resume`")
+        self.activity.set("paused by its owner", "`swarm-node resume`")
         log.info("paused at step %d: the learner has ended, its memory is free", self.step)
         self._on_progress()
         while self.held.is_set() and not self.stopping.is_set():

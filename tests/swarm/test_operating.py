@@ -199,7 +199,7 @@ def test_a_paused_node_frees_its_learner_and_stays(swarm: Swarm, ada: Node) -> N
     result = cli("pause", *here)
     assert result.returncode == 0, result.stderr
     assert learner not in [child.pid for child in ada.children()]
-    assert ada.status()["activity"]["doing"] == "paused"
+    assert ada.status()["activity"]["doing"] == "paused by its owner"
     assert page(ada, "/readyz")[0] == 503
     assert ada.status()["network"]["connected"] >= 2
     assert cli("resume", *here).returncode == 0
