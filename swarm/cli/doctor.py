@@ -73,7 +73,7 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
         yield failed("configuration", str(error), "mend it", error.exit_code)
         return
     yield ok("configuration", str(arguments.config or "as joined last, or the defaults"))
-    device, _ = machine.device(config)
+    device, probed = machine.device(config)
     yield device
     yield machine.disk(config, data_dir)
     yield machine.identity(data_dir)
@@ -82,14 +82,19 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
     yield machine.ports(config, node_runs=status is not None)
     yield run_async(machine.data_path())
     if not arguments.offline:
-        yield from _network(arguments, data_dir, config, status)
+        yield from _network(arguments, data_dir, config, status, probed)
 
 
 def _network(
-    arguments: Arguments, data_dir: Any, config: Any, status: dict[str, Any] | None
+    arguments: Arguments,
+    data_dir: Any,
+    config: Any,
+    status: dict[str, Any] | None,
+    probed: dict[str, Any],
 ) -> Iterator["Finding"]:
     from swarm.doctor import network
     from swarm.doctor.findings import skipped
+    from swarm.doctor.memory import memory
     from swarm.protocol.manifest import Invite
 
     if arguments.invite is not None:
@@ -109,6 +114,7 @@ def _network(
     yield network.clock(examination.skew_s)
     yield network.terms(examination)
     yield network.tokenizer(examination.charter, config)
+    yield memory(config, examination.charter, probed)
     yield network.reachability(status, config)
 
 

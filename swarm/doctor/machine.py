@@ -24,7 +24,6 @@ from swarm.config import NodeConfig
 from swarm.control import control_request
 from swarm.doctor.findings import Finding, failed, ok, skipped, warning
 from swarm.errors import ConfigError, ExitCode, IdentityError, NotRunningError
-from swarm.node.fitting import driver_says
 from swarm.node.store import BlobStore
 from swarm.paths import DataDir
 from swarm.protocol.codec import CodecLimits, blob_hash, decode_group, encode_group
@@ -103,12 +102,12 @@ def device(config: NodeConfig) -> tuple[Finding, dict[str, Any]]:
             failed("device", f"torch: {why[:200]}", "reinstall torch for this machine"),
             {},
         )
-    return _device_finding(found, config, gpus=_gpus_seen()), found
+    return _device_finding(found, config), found
 
 
-def _device_finding(found: dict[str, Any], config: NodeConfig, *, gpus: list[str]) -> Finding:
+def _device_finding(found: dict[str, Any], config: NodeConfig) -> Finding:
     build = f"torch {found['torch']}"
-    if found["device"] == "cuda" and "architecture" in found:
+    if found.get("device") == "cuda" and "architecture" in found:
         figure = (
             f"{found['name']} ({found['architecture']}), {found['memory_free_bytes'] / _GB:.1f} of "
             f"{found['memory_total_bytes'] / _GB:.1f} GB free, {build}"
@@ -127,12 +126,6 @@ def _device_finding(found: dict[str, Any], config: NodeConfig, *, gpus: list[str
             f"model.device = {config.model.device!r}: {found['error']} ({build})",
             "set model.device to auto, or install the torch build for the device",
         )
-    if gpus:
-        return warning(
-            "device",
-            f"{gpus[0]} is here, but {build} does not see it",
-            "install a torch build with CUDA, and a driver at least as new as it asks for",
-        )
     if found["device"] == "cpu":
         return warning(
             "device",
@@ -140,11 +133,6 @@ def _device_finding(found: dict[str, Any], config: NodeConfig, *, gpus: list[str
             "fine for models of some million parameters; larger ones need a GPU",
         )
     return ok("device", f"{found['device']}, {build}")
-
-
-def _gpus_seen() -> list[str]:
-    """Names of NVIDIA GPUs by their driver's own tool."""
-    return [line.split(" (UUID")[0] for line in driver_says("-L") if line.startswith("GPU ")]
 
 
 def disk(config: NodeConfig, data_dir: DataDir) -> Finding:

@@ -11,42 +11,39 @@ from typing import Any
 
 import torch
 
+from swarm.errors import ConfigError
+from swarm.rl.device import choose_device, choose_dtype, total_memory
 
-def probe(kind: str) -> dict[str, Any]:
+
+def probe(wanted: str) -> dict[str, Any]:
     """Device, its memory, and a small computation on it.
 
     Args:
-        kind: "auto", "cpu", "cuda" or "mps", as model.device.
+        wanted: as model.device.
     """
     found: dict[str, Any] = {"torch": torch.__version__, "cuda_build": torch.version.cuda}
-    if torch.version.hip:
-        found["hip_build"] = torch.version.hip
-    mps = torch.backends.mps.is_available()
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
-    found["device"] = kind
     try:
-        if kind == "cuda":
-            found |= _cuda()
+        device = choose_device(wanted)
+        found["device"] = device.type
+        found["memory_total_bytes"] = total_memory(device)
+        found["bfloat16"] = choose_dtype("auto", device) is torch.bfloat16
+        if device.type == "cuda":
+            found |= _cuda(device)
         started = time.perf_counter()
-        found["result"] = _compute(torch.device(kind))
+        found["result"] = _compute(device)
         found["seconds"] = round(time.perf_counter() - started, 3)
-    except (RuntimeError, AssertionError) as error:
+    except (ConfigError, RuntimeError, AssertionError) as error:
         found["error"] = str(error).strip().splitlines()[0]
     return found
 
 
-def _cuda() -> dict[str, Any]:
-    major, minor = torch.cuda.get_device_capability()
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
+def _cuda(device: torch.device) -> dict[str, Any]:
+    major, minor = torch.cuda.get_device_capability(device)
     return {
-        "name": torch.cuda.get_device_name(),
-        "count": torch.cuda.device_count(),
+        "name": torch.cuda.get_device_name(device),
         "architecture": f"sm_{major}{minor}",
         "built_for": torch.cuda.get_arch_list(),
-        "memory_free_bytes": free_bytes,
-        "memory_total_bytes": total_bytes,
-        "bfloat16": torch.cuda.is_bf16_supported(),
+        "memory_free_bytes": torch.cuda.mem_get_info(device)[0],
     }
 
 
@@ -57,7 +54,7 @@ def _compute(device: torch.device) -> float:
     torch.autograd.backward(total)
     if x.grad is None or not bool(torch.isfinite(x.grad).all()):
         raise RuntimeError("the gradient of a small product is not finite")
-    return float(total)
+    return float(total.detach())
 
 
 if __name__ == "__main__":

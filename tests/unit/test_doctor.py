@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from swarm.config import NodeConfig, load_config
 from swarm.doctor import machine, network
 from swarm.doctor.findings import Verdict, exit_code, failed, ok, report, skipped, warning
+from swarm.doctor.memory import memory
 from swarm.errors import ExitCode
 from swarm.paths import DataDir
 from swarm.protocol.identity import Identity
@@ -66,22 +68,20 @@ def test_a_gpu_that_the_installed_torch_is_not_built_for() -> None:
     found = machine._device_finding(
         {**CUDA, "architecture": "sm_120", "error": "no kernel image is available"},
         config(),
-        gpus=[],
     )
     assert found.verdict is Verdict.FAILED
     assert "no kernel image" in found.figure
     assert "sm_120" in found.fix
     assert "sm_90" in found.fix
-    assert machine._device_finding(CUDA, config(), gpus=[]).verdict is Verdict.OK
+    assert machine._device_finding(CUDA, config()).verdict is Verdict.OK
 
 
-def test_a_gpu_that_torch_does_not_see() -> None:
+def test_a_gpu_that_torch_cannot_use() -> None:
     found = machine._device_finding(
-        {"torch": "2.9.0+cpu", "device": "cpu", "result": 1.0}, config(), gpus=["GPU 0: NVIDIA X"]
+        {"torch": "2.9.0+cpu", "error": "NVIDIA X is here, but torch cannot use it"}, config()
     )
-    assert found.verdict is Verdict.WARNING
-    assert "GPU 0: NVIDIA X" in found.figure
-    assert "CUDA" in found.fix
+    assert found.verdict is Verdict.FAILED
+    assert "NVIDIA X" in found.figure
 
 
 def test_the_probe_computes_on_the_cpu() -> None:
@@ -172,3 +172,20 @@ def test_how_others_reach_this_node(
     found = network.reachability(status(*addresses), config())
     assert found.verdict is verdict
     assert word in found.figure
+
+
+def charter() -> Any:
+    sampling = SimpleNamespace(group_size=4, max_prompt_tokens=16, max_completion_tokens=10)
+    return SimpleNamespace(manifest=SimpleNamespace(sampling=sampling))
+
+
+def test_memory_against_what_the_device_has() -> None:
+    model = config(model__path=str(Path(machine.__file__).parents[1] / "models" / "arith-large"))
+    found = memory(model, charter(), CUDA)
+    assert found.verdict is Verdict.OK, found
+    assert "peak" in found.figure
+    small = {**CUDA, "memory_total_bytes": 1e6}
+    assert memory(model, charter(), small).verdict is Verdict.FAILED
+    assert memory(config(), charter(), CUDA).verdict is Verdict.SKIPPED
+    assert memory(model, None, CUDA).verdict is Verdict.SKIPPED
+    assert memory(model, charter(), {}).verdict is Verdict.SKIPPED
