@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.errors import ExitCode
+from swarm.intervals import with_interval
 from swarm.terminal import safe, sparkline
 
 
@@ -166,8 +167,7 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
     curve = [point["held_out"] for point in training["accuracies"] if "held_out" in point]
     rows.add_row(
         "accuracy",
-        f"{share(training['accuracy'])} (start {share(training['accuracy_start'])}) "
-        f"{sparkline(curve, 32)}",
+        f"{_accuracy(training)} (start {share(training['accuracy_start'])}) {sparkline(curve, 32)}",
     )
     rewards = training["rewards"]
     rows.add_row("reward", f"{share(rewards[-1] if rewards else None)} {sparkline(rewards, 32)}")
@@ -182,6 +182,19 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
         f"{training['samples_filtered']} filtered, "
         f"{training['steps_without_signal']} steps without a signal",
     )
+
+
+def _accuracy(training: Mapping[str, Any]) -> str:
+    """The last accuracies with their intervals, of the held-out set first."""
+    if not training["accuracies"]:
+        return "-"
+    newest, counts = training["accuracies"][-1], training.get("evaluation_prompts", {})
+    shown = [
+        with_interval(newest[name], count) + ("" if name == "held_out" else f" {name}")
+        for name, count in counts.items()
+        if name in newest and count
+    ]
+    return ", ".join(shown).replace("_", " ") or share(training["accuracy"])
 
 
 def progress(status: Mapping[str, Any], now_s: float) -> str:

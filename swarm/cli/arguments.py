@@ -134,3 +134,16 @@ def data_dir_of(arguments: Arguments) -> Any:
 
     named = arguments.data_dir or os.environ.get("SWARM_NODE__DATA_DIR")
     return DataDir(Path(named) if named else default_data_dir())
+
+
+def run_dir_of(arguments: Arguments) -> Any:
+    """The run that is named, or the newest one of the swarm joined last."""
+    from swarm.paths import RunDir, user_path
+
+    if arguments.run is not None:
+        return RunDir(user_path(arguments.run))
+    data_dir = data_dir_of(arguments)
+    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
+    if not runs:
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder")
+    return runs[-1]

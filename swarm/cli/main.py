@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from swarm import __version__
 from swarm.cli import (
     bugreport,
+    checkpoint,
     demo,
     doctor,
+    evaluate,
     identity,
     invite,
     join,
@@ -46,6 +48,8 @@ examples:
   swarm-node join                              go on where the last join was
   swarm-node status                            what the node here is doing
   swarm-node status INVITE                     all members of a swarm, from anywhere
+  swarm-node checkpoint export --out DIR       the best model so far, as a plain folder
+  swarm-node eval                              how good it is
   swarm-node replay --method nois              the last run's groups, another method
 """
 
@@ -122,6 +126,8 @@ def _parser() -> Parser:
         doctor.add,
         replay.add,
         publish.add,
+        checkpoint.add,
+        evaluate.add,
         demo.add,
         setup.add_version,
     ):

@@ -1,7 +1,6 @@
 """Learn again from what a run logged: `swarm-node replay`."""
 
 from pathlib import Path
-from typing import Any
 
 from swarm.cli.arguments import (
     Arguments,
@@ -9,8 +8,8 @@ from swarm.cli.arguments import (
     add_data_dir,
     add_set,
     add_verb,
-    data_dir_of,
     method_and_settings,
+    run_dir_of,
 )
 from swarm.cli.output import configure_logging, out_json, run_async
 from swarm.errors import ExitCode, UsageError
@@ -76,7 +75,7 @@ def _replay(arguments: Arguments) -> int:
             "--what-if trains nothing: it takes --from and --steps, but no --method, --set, --out "
             "or --rollouts"
         )
-    run = LoggedRun(_run_dir(arguments))
+    run = LoggedRun(run_dir_of(arguments))
     if arguments.what_if:
         from swarm.replay import what_if
 
@@ -103,16 +102,3 @@ def _replay(arguments: Arguments) -> int:
 
     console().print(view(result))
     return ExitCode.OK
-
-
-def _run_dir(arguments: Arguments) -> Any:
-    """The run that is named, or the newest one of the swarm joined last."""
-    from swarm.paths import RunDir, user_path
-
-    if arguments.run is not None:
-        return RunDir(user_path(arguments.run))
-    data_dir = data_dir_of(arguments)
-    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
-    if not runs:
-        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder: replay RUN")
-    return runs[-1]

@@ -18,6 +18,7 @@ import numpy as np
 
 from swarm.config import NodeConfig
 from swarm.errors import EngineDriftError, LearnerError
+from swarm.intervals import with_interval
 from swarm.learner.calls import (
     Completion,
     greedy_arguments,
@@ -290,7 +291,7 @@ class TrainingLoop:
         every = self._config.eval.every_steps
         if every and self.step % every == 0:
             await self._evaluate()
-        if self.step % self._config.checkpoint.every_steps == 0:
+        if self.step % self._config.checkpoint.every_steps == 0 or self._is_best():
             await self._checkpoint()
 
     async def _pause(self, error: EngineDriftError) -> None:
@@ -301,6 +302,12 @@ class TrainingLoop:
         self._on_progress()
         await self._checkpoint()
         await self._wait(self.stopping, PAUSE_S)
+
+    def _is_best(self) -> bool:
+        """Whether this step was evaluated, and is better than every evaluation before."""
+        accuracy = self.accuracy if self._evaluated_step == self.step else None
+        earlier = [point["held_out"] for point in self.accuracies[:-1] if "held_out" in point]
+        return accuracy is not None and all(accuracy > value for value in earlier)
 
     def _end_reason(self) -> str:
         """Why no further step is taken; empty: training goes on."""
@@ -544,7 +551,11 @@ class TrainingLoop:
         if len(point) > 2:
             self.accuracies.append(point)
             self.log.metrics({"evaluation": True, **point})
-            log.info("step %d: accuracy %s", self.step, point)
+            shown = {
+                name: with_interval(point[name], len(prompts))
+                for name, prompts in self._evaluation.items()
+            }
+            log.info("step %d: accuracy %s", self.step, shown)
         self._on_progress()
 
     async def _checkpoint(self) -> None:

@@ -516,6 +516,7 @@ class Volunteer(Node):
             "accuracy": loop.accuracy,
             "accuracy_start": loop.accuracies[0].get("held_out") if loop.accuracies else None,
             "accuracies": loop.accuracies,
+            "evaluation_prompts": {k: len(v.prompts) for k, v in self._evaluation.items()},
             "rewards": [round(value, 4) for value in loop.rewards],
             "tokens_per_s": round(loop.tokens_per_s, 1),
             "groups_made": counts.groups_made,

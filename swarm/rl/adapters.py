@@ -3,15 +3,17 @@
 Owns: peft's side of them. Does not know: training, where folders come from (swarm.model_files).
 """
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from swarm.checkpoint_files import TOKENIZER_FILES
 from swarm.config import ModelSection
 from swarm.errors import ConfigError, DataError, first_line
 from swarm.model_files import ADAPTER_FILE, read_adapter_form
@@ -91,3 +93,29 @@ def merge(model: Any, folder: Path) -> Any:
     except ConfigError as error:
         raise DataError(f"{folder}: the adapter of another model: {error}") from None
     return adapted.merge_and_unload()
+
+
+def export_merged(section: ModelSection, checkpoint: Path, out: Path) -> None:
+    """Write a plain model folder: the base model with a checkpoint's adapter in its weights.
+
+    Added up in float32, written in the dtype that the base model's files have.
+
+    Raises:
+        DataError: base model or adapter is missing or of another form.
+    """
+    from swarm.rl.policy import Policy
+
+    exact = section.model_copy(update={"precision": "fp32", "device": "cpu"})
+    policy = Policy.load(exact, seed=0, resume=checkpoint)
+    model: Any = policy.model.merge_and_unload()
+    model.to(_written_dtype(policy.source)).save_pretrained(out)
+    for name in TOKENIZER_FILES:
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, out / name)
+
+
+def _written_dtype(folder: Path) -> torch.dtype:
+    path = next(iter(sorted(folder.glob("*.safetensors"))))
+    with safe_open(path, "pt") as opened:
+        written: torch.dtype = opened.get_tensor(next(iter(opened.keys()))).dtype
+    return written if written in (torch.bfloat16, torch.float16) else torch.float32

@@ -12,7 +12,6 @@ tensors or the node's bytes mean. No file of it can hold code: safetensors, JSON
         checkpoint.json         written last: step, accuracy, size and sha256 of every file
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -27,32 +26,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from swarm.checkpoint_files import (
+    MANIFEST,
+    NODE_STATE,
+    SCHEMA,
+    TOKENIZER_FILES,
+    TRAINER_TENSORS,
+    TRAINER_TOTALS,
+    best,
+    check_files,
+    digest,
+    listed,
+    read_manifest,
+    sha256,
+)
 from swarm.errors import DataError
-from swarm.paths import CHECKPOINT_NAME
 from swarm.rl.policy import Policy
 
 log = logging.getLogger(__name__)
-
-SCHEMA = "swarm-node/checkpoint/1"
-
-MANIFEST = "checkpoint.json"
-TRAINER_TENSORS = "trainer.safetensors"
-TRAINER_TOTALS = "trainer.json"
-NODE_STATE = "node_state.bin"
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 _TEMPORARY = ".writing-"
 
@@ -112,7 +103,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(left_over, ignore_errors=True)
-    revisions = [revision for number, revision, _ in _listed(folder) if number == step]
+    revisions = [revision for number, revision, _ in listed(folder) if number == step]
     name = f"step-{step:08d}" + (f".{max(revisions) + 1}" if revisions else "")
     temporary = folder / f"{_TEMPORARY}{name}"
     temporary.mkdir()
@@ -147,12 +138,12 @@ def newest_whole(folder: Path, step: int | None = None) -> Checkpoint | None:
         folder: of checkpoints.
         step: only those of this step count.
     """
-    for number, _, path in sorted(_listed(folder), reverse=True):
+    for number, _, path in sorted(listed(folder), reverse=True):
         if step is not None and number != step:
             continue
         try:
-            manifest = _read_manifest(path)
-            _check_files(path, manifest["files"])
+            manifest = read_manifest(path)
+            check_files(path, manifest["files"])
         except DataError as error:
             log.error("checkpoint skipped: %s", error)
             continue
@@ -160,31 +151,8 @@ def newest_whole(folder: Path, step: int | None = None) -> Checkpoint | None:
     return None
 
 
-def best(folder: Path) -> Path | None:
-    """The checkpoint of the highest accuracy, the newest of equals; None where none has one."""
-    rated = []
-    for step, revision, path in _listed(folder):
-        try:
-            accuracy = _read_manifest(path)["accuracy"]
-        except DataError:
-            continue
-        if accuracy is not None:
-            rated.append((accuracy, step, revision, path))
-    return max(rated)[-1] if rated else None
-
-
-def _listed(folder: Path) -> list[tuple[int, int, Path]]:
-    """(step, revision, path) of every checkpoint by its name, whole or not."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = CHECKPOINT_NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return found
-
-
 def _prune(folder: Path, keep: int) -> None:
-    newest_first = [path for _, _, path in sorted(_listed(folder), reverse=True)]
+    newest_first = [path for _, _, path in sorted(listed(folder), reverse=True)]
     kept = {*newest_first[:keep], best(folder)}
     for path in newest_first:
         if path not in kept:
@@ -205,55 +173,14 @@ def _write_manifest(
         "files": {
             file.relative_to(path).as_posix(): {
                 "size_bytes": file.stat().st_size,
-                "sha256": _sha256(file),
+                "sha256": sha256(file),
             }
             for file in sorted(path.rglob("*"))
             if file.is_file()
         },
     }
-    manifest["sha256"] = _digest(manifest)
+    manifest["sha256"] = digest(manifest)
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2))
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest, which its own checksum covers.
-
-    Raises:
-        DataError: missing or damaged.
-    """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path / MANIFEST}: cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise DataError(f"{path / MANIFEST}: its schema is not {SCHEMA!r}")
-    expected = manifest.pop("sha256", None)
-    if expected != _digest(manifest):
-        raise DataError(f"{path / MANIFEST}: its checksum does not fit")
-    return manifest
-
-
-def _check_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, expected in files.items():
-        file = path / name
-        if not file.is_file():
-            raise DataError(f"{file} is missing")
-        size = file.stat().st_size
-        if size != expected["size_bytes"]:
-            raise DataError(f"{file} has {size} bytes instead of {expected['size_bytes']}")
-        if _sha256(file) != expected["sha256"]:
-            raise DataError(f"{file} is damaged: its checksum does not fit")
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm.config import NodeConfig
+from swarm.config import ModelSection, NodeConfig
 from swarm.errors import ConfigError, DataError, LearnerError, SwarmError
 from swarm.learner import ipc
 from swarm.protocol.rollout import Finish, Rollout
@@ -78,6 +78,7 @@ class Learner:
         workload: Mapping[str, int] | None = None,
         resume: str | None = None,
         resume_step: int | None = None,
+        training: bool = True,
     ) -> dict[str, Any]:
         """Load the model, and the newest whole checkpoint of the run where there is one.
 
@@ -91,6 +92,7 @@ class Learner:
                 longest sequence; None: without.
             resume: another folder of checkpoints.
             resume_step: load the checkpoint of this step, not the newest; 0: none.
+            training: False: only to sample and evaluate; the optimizer's state is not loaded.
 
         Returns:
             What the model is, `step` and `node_state` (bytes; None at the start of a run).
@@ -133,13 +135,15 @@ class Learner:
             torch.use_deterministic_algorithms(True, warn_only=True)
             # With the mode comes filling of new tensors, which costs time and hides nothing here.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
+        if not training:
+            policy.model.requires_grad_(False)  # so that nothing is kept for an optimizer
         trainer = Trainer(
             policy,
             node_config.train,
             FtisConfig.from_section(node_config.ftis),
             temperature=temperature,
         )
-        if found is not None:
+        if found is not None and training:
             trainer.load_state_dict(*found.trainer_state())
         engine = _engine(node_config, policy, Path(run_dir), workload or {}, temperature)
         self._loaded = _Loaded(node_config, policy, engine, trainer)
@@ -151,7 +155,7 @@ class Learner:
             "mode": policy.mode,
             "dtype": str(policy.dtype).removeprefix("torch."),
             "device": str(policy.device),
-            "step": trainer.steps,
+            "step": trainer.steps if found is None else found.step,
             "node_state": None if found is None else found.node_state(),
             "checkpoint": None if found is None else str(found.path),
             "memory_bytes": _memory_bytes(policy),
@@ -271,6 +275,14 @@ class Learner:
         except OSError as error:
             raise LearnerError(f"no checkpoint written in {path}: {error}") from error
         return {"path": str(written), "seconds": time.monotonic() - started}
+
+    def merge(self, *, model: Mapping[str, Any], checkpoint: str, out: str) -> dict[str, Any]:
+        """Write the model of an adapter's checkpoint, with the adapter in its weights."""
+        from swarm.rl.adapters import export_merged
+
+        section = ModelSection.model_validate_json(json.dumps(model))
+        export_merged(section, Path(checkpoint), Path(out))
+        return {}
 
     # -- internals -------------------------------------------------------------------------------
 
@@ -394,6 +406,7 @@ def _prepare() -> Operations:
         "train": learner.train,
         "logprobs": learner.logprobs,
         "checkpoint": learner.checkpoint,
+        "merge": learner.merge,
     }
 
 

@@ -1,0 +1,163 @@
+"""`swarm-node eval`: greedy pass@1 of a model or a checkpoint on a swarm's evaluation sets.
+
+Owns: which model, which prompts, the result. Does not know: how completions are made (a learner
+process makes them, in batches) or scored (swarm.rewards).
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm import model_files
+from swarm.config import NodeConfig, load_config
+from swarm.errors import DataError
+from swarm.export import choose, run_config
+from swarm.intervals import wilson
+from swarm.learner.calls import (
+    CALL_TIMEOUT_S,
+    greedy_arguments,
+    greedy_completions,
+    init_arguments,
+)
+from swarm.learner.process import LearnerProcess
+from swarm.node.prompt_table import RenderedSet, check_tokenizer, render_set
+from swarm.paths import RunDir, SwarmDir
+from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.rewards.grading import Grader
+from swarm.rewards.workers import WorkerPool
+from swarm.text.tokenizer import Tokenizer
+
+SCHEMA = "swarm-node/eval/1"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """What the command line asks for.
+
+    Attributes:
+        swarm: whose prompts and terms.
+        run: whose checkpoint; None: `changes` name a model.
+        step, last: which checkpoint (swarm.export.choose).
+        changes: `section.key` to text.
+        max_prompts: of each set; None: all.
+    """
+
+    swarm: SwarmDir
+    run: RunDir | None
+    step: int | None = None
+    last: bool = False
+    changes: Mapping[str, str] | None = None
+    max_prompts: int | None = None
+
+
+async def evaluate(options: EvalOptions) -> dict[str, Any]:
+    """Decode and score.
+
+    Raises:
+        UsageError: no such checkpoint.
+        DataError: the swarm has no evaluation sets here, or another tokenizer.
+    """
+    started = time.monotonic()
+    charter = _charter(options.swarm)
+    manifest = charter.manifest
+    sets = {
+        name: ref
+        for name, ref in (
+            ("held_out", manifest.held_out),
+            ("out_of_distribution", manifest.out_of_distribution),
+        )
+        if ref is not None
+    }
+    if not sets:
+        raise DataError(f"the swarm {manifest.name!r} has no held-out prompts")
+    config, row = _config(options)
+    model = await asyncio.to_thread(model_files.settle, config.model)
+    config = config.model_copy(update={"model": model})
+    tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(model.path))
+    check_tokenizer(manifest, tokenizer, model.path)
+    with tempfile.TemporaryDirectory(prefix="swarm-node-eval-") as scratch:
+        learner = LearnerProcess(Path(scratch) / "learner.log", threads=model.threads)
+        await learner.start()  # torch loads while the prompts are rendered
+        try:
+            async with WorkerPool(config.reward.workers, config.reward.timeout_s) as workers:
+                grader = Grader(workers, tokenizer, manifest.reward)
+                rendered = {
+                    name: await _rendered(options, ref, charter, tokenizer, model.path, workers)
+                    for name, ref in sets.items()
+                }
+                resume: dict[str, Any] = {}
+                if row is not None and options.run is not None:
+                    folder = str(options.run.checkpoints_dir)
+                    resume = {"resume": folder, "resume_step": row["step"]}
+                arguments = init_arguments(config, manifest, Path(scratch)) | resume
+                del arguments["workload"]  # of training
+                await learner.call("init", timeout_s=CALL_TIMEOUT_S, training=False, **arguments)
+                results = {}
+                for name, prompts in rendered.items():
+                    answer = await learner.call(
+                        "greedy",
+                        timeout_s=CALL_TIMEOUT_S,
+                        **greedy_arguments(prompts.token_ids, manifest.sampling),
+                    )
+                    completions = greedy_completions(answer, manifest.sampling)
+                    share = await grader.accuracy(prompts.prompts, completions)
+                    low, high = wilson(share, len(completions))
+                    results[name] = {
+                        "accuracy": share,
+                        "low": round(low, 4),
+                        "high": round(high, 4),
+                        "prompts": len(completions),
+                        "truncated": sum(not finished for _, finished in completions),
+                    }
+        finally:
+            await learner.close()
+    return {
+        "schema": SCHEMA,
+        "model": config.model.path,
+        "checkpoint": None if row is None else row["path"],
+        "step": None if row is None else row["step"],
+        "swarm": manifest.swarm_id.hex(),
+        "sets": results,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
+def _charter(swarm: SwarmDir) -> Charter:
+    try:
+        return Charter.from_bytes(swarm.charter_path.read_bytes(), bytes.fromhex(swarm.root.name))
+    except OSError as error:
+        raise DataError(
+            f"{swarm.charter_path}: cannot be read: {error.strerror or error}; evaluation takes "
+            "prompts and rewards from a swarm that was joined or seeded here"
+        ) from None
+
+
+def _config(options: EvalOptions) -> tuple[NodeConfig, dict[str, Any] | None]:
+    """The configuration to load the model with, and the checkpoint, if any."""
+    changes = options.changes or {}
+    if options.run is None:
+        return load_config(None, changes), None
+    saved = run_config(options.run).model_dump(mode="json")
+    config = load_config(None, changes, environ={}, saved=saved)
+    return config, choose(options.run, options.step, last=options.last)
+
+
+async def _rendered(
+    options: EvalOptions,
+    ref: PromptSetRef,
+    charter: Charter,
+    tokenizer: Tokenizer,
+    name: str,
+    workers: WorkerPool,
+) -> RenderedSet:
+    path = options.swarm.prompts_dir / f"{ref.sha256}.jsonl"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    whole = await render_set(data, ref, charter.manifest, tokenizer, name, workers)
+    return whole if options.max_prompts is None else whole.first(options.max_prompts)
