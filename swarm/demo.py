@@ -114,6 +114,10 @@ class Running:
     def training(self) -> dict[str, Any]:
         return dict(self.status.get("training", {}))
 
+    @property
+    def doing(self) -> str:
+        return str(self.status.get("activity", {}).get("doing", "starting"))
+
     def poll(self) -> None:
         """Read the node's status.
 
@@ -404,12 +408,15 @@ def done(node: Running, steps: int) -> bool:
 
 def progress_line(running: Sequence[Running], elapsed: float) -> str:
     """One line for logs where there is no terminal."""
-    parts = [
-        f"{node.volunteer.name} step {node.training.get('step', '-')} "
-        f"accuracy {share(node.training.get('accuracy'))}"
+    return f"{elapsed:4.0f} s  " + "   ".join(
+        f"{node.volunteer.name} "
+        + (
+            f"step {node.training['step']} accuracy {share(node.training['accuracy'])}"
+            if node.training.get("accuracy") is not None
+            else node.doing
+        )
         for node in running
-    ]
-    return f"{elapsed:4.0f} s  " + "   ".join(parts)
+    )
 
 
 def live_view(
@@ -443,7 +450,7 @@ def live_view(
             node.volunteer.name,
             node.volunteer.model.name,
             node.volunteer.mode,
-            node.status.get("activity", {}).get("doing", "starting"),
+            node.doing,
             f"{training.get('step', 0)}/{steps}",
             share(training.get("accuracy")),
             Text(sparkline(curve, 16), "green"),

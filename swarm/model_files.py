@@ -1,7 +1,7 @@
 """From what node.toml names to local folders of models and adapters, without torch.
 
-Owns: folder or Hub id -> folder; what an adapter's folder says of its form. Does not know: how a
-model is loaded.
+Owns: folder or Hub id -> folder; what config.json and an adapter's folder say of their form. Does
+not know: how a model is loaded.
 """
 
 import hashlib
@@ -102,6 +102,24 @@ def read_adapter_form(folder: Path) -> AdapterForm:
             f"{', '.join([f'peft_type = {kind!r}', *odd])}"
         )
     return AdapterForm(rank, alpha, tuple(sorted(targets)) if named else ())
+
+
+def context_tokens(folder: Path) -> int | None:
+    """How many tokens a sequence of the model has at most; None: config.json sets no limit.
+
+    Raises:
+        DataError: config.json cannot be read.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    for section in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        limit = section.get("max_position_embeddings") if isinstance(section, dict) else None
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return None
 
 
 def digest(folder: Path) -> str:

@@ -95,10 +95,10 @@ def node_view(
     else:
         alone = status.get("alone") and "training" in status
         rows.add_row("health", Text("ok, training alone" if alone else "ok", "green"))
-    waiting = (
-        f", waiting for {safe(activity['waiting_for'], 200)}" if activity["waiting_for"] else ""
-    )
-    doing = f"{activity['doing']} for {ago(now - activity['since_s'])}{waiting}"
+    reason = safe(activity["waiting_for"], 200)
+    if reason:
+        reason = f": {reason}" if activity["doing"] == "finished" else f", waiting for {reason}"
+    doing = f"{activity['doing']} for {ago(now - activity['since_s'])}{reason}"
     rows.add_row("doing", f"{doing}{progress(status, now)}")
     swarm = status["swarm"]
     terms = f", {swarm['prompts']} prompts" if "prompts" in swarm else ""
@@ -115,15 +115,18 @@ def node_view(
     )
     if "model" in status:
         model = status["model"]
-        rows.add_row(
-            "model",
-            f"{safe(model['path'], 200)}, {model['mode']}, "
-            f"{number(model.get('trainable'))} of {number(model.get('parameters'))} parameters "
-            f"trained, {model.get('dtype', '?')} on {model.get('device', '?')}",
+        loaded = "parameters" in model
+        about = (
+            f"{number(model['trainable'])} of {number(model['parameters'])} parameters trained, "
+            f"{model['dtype']} on {model['device']}"
+            if loaded
+            else "not loaded"
         )
+        rows.add_row("model", f"{safe(model['path'], 200)}, {model['mode']}, {about}")
     if status.get("engine", {}).get("kind") == "vllm":
         rows.add_row("engine", _engine_line(status["engine"]))
-    if "training" in status:
+    # Before the model is loaded, step and counts of a run that is resumed are not known yet.
+    if "training" in status and ("parameters" in status["model"] or status["training"]["step"]):
         _training_rows(rows, status)
     resources = status["resources"]
     rows.add_row(

@@ -51,7 +51,9 @@ def _join(arguments: Arguments) -> int:
     else:
         current = data_dir.current
         if current is None:
-            raise UsageError("no swarm has been joined here yet; give an invite: join swarm1...")
+            raise UsageError(
+                f"no swarm has been joined in {data_dir.root} yet; give an invite: join swarm1..."
+            )
         swarm_id, addresses = current, ()
     swarm_dir = data_dir.swarm(swarm_id)
     if arguments.config is None and swarm_dir.config_path.exists():

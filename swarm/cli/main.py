@@ -34,8 +34,8 @@ from swarm.cli import (
     setup,
     status,
 )
-from swarm.cli.arguments import Parser
-from swarm.errors import ExitCode, SwarmError, TryAgainError
+from swarm.cli.arguments import Parser, data_dir_of
+from swarm.errors import ExitCode, NotRunningError, SwarmError, TryAgainError
 from swarm.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if known is None:
             raise
         log.debug("ended by", exc_info=error)
+        if isinstance(known, NotRunningError):
+            known = NotRunningError(f"{known} (data directory: {data_dir_of(arguments).root})")
         print(printable(f"swarm-node: {known}"), file=sys.stderr)  # noqa: T201 - the CLI prints
         code = known.exit_code
     raise SystemExit(int(code))

@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
 from swarm.cli.output import configure_logging, out, run_async
-from swarm.errors import DataError, ExitCode, UsageError
+from swarm.errors import DataError, ExitCode, IdentityError, UsageError
 
 
 def add(verbs: Verbs) -> None:
@@ -141,22 +141,22 @@ def _seed(arguments: Arguments) -> int:
 
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
     """The id of the swarm to serve: made from PROMPTS, or the one of this data directory."""
-    current = data_dir.current
+    charter = _own_charter(data_dir)
     if not arguments.prompts:
-        from swarm.node.membership import load_charter
-
-        if current is None or not data_dir.swarm(current).charter_path.exists():
-            raise UsageError("no swarm was seeded here yet; give a prompt file: seed PROMPTS")
-        return bytes(load_charter(data_dir.swarm(current), current).swarm_id)
+        if charter is None:
+            raise UsageError(
+                f"no swarm was seeded in {data_dir.root} yet; give a prompt file: seed PROMPTS"
+            )
+        return bytes(charter.swarm_id)
     data_dir.lock()  # a node that runs here goes on with its own swarm
     try:
-        return _found(arguments, data_dir, current)
+        return _found(arguments, data_dir, charter)
     finally:
         data_dir.unlock()
 
 
-def _found(arguments: Arguments, data_dir: Any, current: bytes | None) -> bytes:
-    """The id of the swarm made from PROMPTS, which may be here already."""
+def _found(arguments: Arguments, data_dir: Any, charter: Any) -> bytes:
+    """The id of the swarm made from PROMPTS; `charter`: of the one that is here already."""
     from swarm.node.membership import load_charter
     from swarm.protocol.identity import Identity
 
@@ -170,15 +170,15 @@ def _found(arguments: Arguments, data_dir: Any, current: bytes | None) -> bytes:
     options = _options(arguments)
     identity = Identity.load_or_create(data_dir.identity_path)
     genesis = run_async(make_genesis(options, identity.peer_id, float(int(time.time()))))
-    if current is not None and data_dir.swarm(current).charter_path.exists():
-        charter = load_charter(data_dir.swarm(current), current)
+    if charter is not None:
         if same_terms(charter, genesis):
-            _admit(members, charter, data_dir.swarm(current), identity)
-            return bytes(current)
+            _admit(members, charter, data_dir.swarm(charter.swarm_id), identity)
+            return bytes(charter.swarm_id)
         raise DataError(
-            f"{data_dir.root} holds the swarm {charter.manifest.name!r} ({current.hex()[:16]}) "
-            "with other prompts or options. To add prompts: seed --append FILE. For another swarm: "
-            "another --data-dir. To serve it again: seed without PROMPTS"
+            f"{data_dir.root} holds the swarm {charter.manifest.name!r} "
+            f"({charter.swarm_id.hex()[:16]}) with other prompts or options. "
+            "To add prompts: seed --append FILE. For another swarm: another --data-dir. "
+            "To serve it again: seed without PROMPTS"
         )
     swarm_dir = store_genesis(genesis, options, data_dir)
     charter = load_charter(swarm_dir, genesis.manifest.swarm_id)
@@ -231,6 +231,28 @@ def _options(arguments: Arguments) -> Any:
         stop=tuple(arguments.stop),
         record_shards=arguments.record_shards,
     )
+
+
+def _own_charter(data_dir: Any) -> Any:
+    """The terms of the swarm that was seeded in this data directory; None: none was.
+
+    Raises:
+        IdentityError: the swarm there was joined, and is another's.
+    """
+    from swarm.node.membership import load_charter
+    from swarm.protocol.identity import Identity
+
+    current = data_dir.current
+    if current is None or not data_dir.swarm(current).charter_path.exists():
+        return None
+    charter = load_charter(data_dir.swarm(current), current)
+    if Identity.load_or_create(data_dir.identity_path).peer_id not in charter.manifest.organizers:
+        raise IdentityError(
+            f"the swarm {charter.manifest.name!r} in {data_dir.root} was joined, not seeded there; "
+            "only its organizer serves it with `seed` and amends it. To go on in it: "
+            "`swarm-node join`. For a swarm of your own: another --data-dir"
+        )
+    return charter
 
 
 def _reward_param(text: str) -> tuple[str, str | int | float | bool]:
@@ -287,22 +309,23 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     from swarm.errors import NotRunningError
     from swarm.protocol.identity import Identity
 
+    charter = _own_charter(data_dir)
+    if charter is None:
+        raise UsageError(f"no swarm was seeded in {data_dir.root}; see `swarm-node seed --help`")
     try:
         answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
         out(f"amendment {answer['amendments']} signed; members fetch it within a heartbeat")
         return ExitCode.OK
     except NotRunningError:
-        current = data_dir.current
-    if current is None or not data_dir.swarm(current).charter_path.exists():
-        raise UsageError("no swarm was seeded in this data directory; see `swarm-node seed --help`")
+        pass
 
     from swarm.node.membership import load_charter
     from swarm.node.organizer import amend
 
     data_dir.lock()
     try:
-        swarm_dir = data_dir.swarm(current)
-        charter = load_charter(swarm_dir, current)
+        swarm_dir = data_dir.swarm(charter.swarm_id)
+        charter = load_charter(swarm_dir, charter.swarm_id)
         identity = Identity.load_or_create(data_dir.identity_path)
         charter = run_async(amend(charter, swarm_dir, identity, request))
     finally:

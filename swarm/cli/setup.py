@@ -1,5 +1,6 @@
 """Before and beside a swarm: `swarm-node init`, `swarm-node version`."""
 
+import json
 from pathlib import Path
 
 from swarm import __version__
@@ -37,8 +38,15 @@ def _init(arguments: Arguments) -> int:
         raise ConfigError(f"{path} exists already; edit it, or name another with --config")
     data_dir.create()
     identity = Identity.load_or_create(data_dir.identity_path)
-    write_atomic(path, render_example().encode())
-    out(f"config    {path}\nidentity  {identity.peer_id}")
+    text = render_example()
+    if arguments.data_dir is not None:
+        empty = 'data_dir = ""'
+        text = text.replace(empty, f"data_dir = {json.dumps(str(data_dir.root.absolute()))}", 1)
+    write_atomic(path, text.encode())
+    out(
+        f"config    {path}\nidentity  {identity.peer_id}\n"
+        f"next      edit it, then: swarm-node join INVITE --config {path}"
+    )
     return ExitCode.OK
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from swarm import model_files
 from swarm.errors import DataError, UsageError
 from swarm.node import prompt_sources
 from swarm.node.prompt_sieve import Rewards, Sieve, Terms, complete, digests_of, without_repetitions
@@ -124,10 +125,10 @@ async def make_genesis(options: SeedOptions, organizer: str, created_s: float) -
         return await _make_genesis(options, organizer, created_s)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, item['loc']))} = {item['input']!r:.80}: {item['msg']}"
+            f"{_flag(str(item['loc'][-1]))} {item['input']!r:.80}: {item['msg']}"
             for item in error.errors()
         )
-        raise UsageError(f"the manifest would not be valid: {faults}") from None
+        raise UsageError(faults) from None
 
 
 async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) -> Genesis:
@@ -167,6 +168,7 @@ async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) 
             sets[refs[name].sha256] = data
     if "prompts" not in refs:
         raise DataError(f"{', '.join(options.prompts)}: no prompt is left")
+    _warn(options, refs)
     title = options.name or prompt_sources.title(options.prompts)
     manifest = Manifest(
         name=re.sub("[^A-Za-z0-9 ._-]", "_", title)[:64],
@@ -269,6 +271,33 @@ def _shared_reward(options: SeedOptions, items: Sequence[Sourced]) -> PlainSpec 
     if options.reward or first is None or any(reward != first for reward in rewards):
         return None
     return replace(first, params={**first.params, **options.reward_params})
+
+
+_FLAGS = {"name": "swarm-name", "stop_token_ids": "stop"}
+
+
+def _flag(name: str) -> str:
+    """The flag of `swarm-node seed` that a field of the manifest comes from."""
+    return "--" + _FLAGS.get(name, name).replace("_", "-")
+
+
+def _warn(options: SeedOptions, refs: Mapping[str, PromptSetRef]) -> None:
+    """Say what this swarm will not be able to do."""
+    if "held_out" not in refs:
+        log.warning(
+            "no prompt is held out of %s, so that members cannot measure their accuracy: give "
+            "--held-out, or a larger --held-out-fraction",
+            ", ".join(options.prompts),
+        )
+    if not (options.tokenizer / "config.json").is_file():
+        return
+    context = model_files.context_tokens(options.tokenizer)
+    if context is not None and context <= options.max_completion_tokens:
+        log.warning(
+            "%s has a context of %d tokens: it cannot join a swarm with "
+            "--max-completion-tokens %d, which together with the prompt must fit",
+            *(options.tokenizer, context, options.max_completion_tokens),
+        )
 
 
 def _template(

@@ -221,6 +221,16 @@ class Node:
             self.membership.join(self.swarm_id, fail_fast=self._fail_fast)
         )
         self.data_dir.current = self.swarm_id
+        terms, sampling = charter.manifest, charter.manifest.sampling
+        log.info(
+            "in the swarm %r (%s): %d prompts, %d held out; groups of %d completions of up to %d "
+            "tokens, reward %s, tokenizer %s",
+            *(terms.name, self.swarm_id.hex()[:16]),
+            sum(ref.count for ref in charter.prompt_sets),
+            terms.held_out.count if terms.held_out else 0,
+            *(sampling.group_size, sampling.max_completion_tokens),
+            *(terms.reward.name, terms.tokenizer.name),
+        )
         return charter
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
@@ -245,7 +255,7 @@ class Node:
         """Ask the node to stop; a second time, it ends at once."""
         if self._stop.is_set():
             os._exit(130)
-        log.info("asked to stop; asked again, the node ends at once")
+        log.info("asked to stop; a second time ends the node at once, without a checkpoint")
         self._stop.set()
 
     @property

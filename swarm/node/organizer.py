@@ -70,6 +70,7 @@ async def amend(
             {"roster" or "ban_list": {"add": peer ids, "remove": peer ids}}.
     """
     append = None
+    charter.check_organizer(identity.peer_id)
     if "append" in request:
         sources, drop_bad = request["append"], bool(request.get("drop_bad"))
         append = await append_set(charter, swarm_dir, sources, drop_bad=drop_bad)
@@ -103,6 +104,7 @@ class Organizer(Node):
             log.info("an open swarm: whoever has the invite may take part; see `members add`")
         if self._announce_invite is not None:
             self._announce_invite.set_result(await self.invite())
+            log.info("serving; others join with: swarm-node join INVITE --model DIR")
         await self.unless_stopped(self.membership.run())
 
     def handlers(self) -> dict[str, Handler]:

@@ -86,6 +86,8 @@ async def render_set(
     tokenizer: Tokenizer,
     name: str,
     workers: WorkerPool,
+    *,
+    context: int | None = None,
 ) -> RenderedSet:
     """Render a set of the swarm; check that its token ids are the organizer's, and its rewards.
 
@@ -96,10 +98,12 @@ async def render_set(
         tokenizer: of the model.
         name: of the model, for messages.
         workers: render.
+        context: tokens of the model's longest sequence; None: no limit.
 
     Raises:
         DataError: `data` is not the set; the token ids differ, although the vocabularies agree; or
-            a prompt is longer than the manifest allows.
+            a prompt is longer than the manifest allows, or with its completion than the model's
+            context.
         RewardError: a reward that the set asks for is not to be had here; says what to install.
     """
     try:
@@ -124,6 +128,14 @@ async def render_set(
         raise DataError(
             f"prompt set {ref.sha256[:16]} holds a prompt of {longest} tokens; the manifest's "
             f"limit is {manifest.sampling.max_prompt_tokens}"
+        )
+    completion = manifest.sampling.max_completion_tokens
+    if context is not None and longest + completion > context:
+        raise DataError(
+            f"the model {name!r} has a context of {context} tokens (max_position_embeddings); the "
+            f"swarm {manifest.name!r} has prompts of up to {longest} tokens and completions of up "
+            f"to {completion}; join with a model of a context of {longest + completion} or more, "
+            "or a swarm with a smaller --max-completion-tokens"
         )
     return rendered
 

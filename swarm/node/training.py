@@ -65,6 +65,7 @@ class Counts:
 
     groups_made: int = 0
     own_trained: int = 0
+    foreign_groups: int = 0
     foreign_seen: int = 0
     foreign_trained: int = 0
     samples_filtered: int = 0
@@ -266,7 +267,7 @@ class TrainingLoop:
 
     async def _turn(self) -> None:
         """One thing: a step, a call to the engine, or the end of the run."""
-        reason = self._end_reason()
+        reason = self.end_reason()
         if reason and self.finished:
             await self._wait(self.stopping, 1.0)
             return
@@ -309,7 +310,7 @@ class TrainingLoop:
         earlier = [point["held_out"] for point in self.accuracies[:-1] if "held_out" in point]
         return accuracy is not None and all(accuracy > value for value in earlier)
 
-    def _end_reason(self) -> str:
+    def end_reason(self) -> str:
         """Why no further step is taken; empty: training goes on."""
         if self.outdated.is_set():
             return f"the swarm asks for version {self._charter().minimum_version} or newer: update"
@@ -353,7 +354,11 @@ class TrainingLoop:
         others = ("id", "ok", "node_state", "step", "checkpoint", "engine")
         self.model = {k: v for k, v in answer.items() if k not in others}
         self.learner_trouble = ""
-        log.info("model ready: %s", self.model)
+        log.info(
+            "model ready: %s, %s, %d of %d parameters trained, %s on %s, loaded in %.0f s",
+            *(self.model[key] for key in ("model", "mode", "trainable", "parameters")),
+            *(self.model[key] for key in ("dtype", "device", "seconds")),
+        )
         self._on_progress()
 
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
@@ -483,6 +488,7 @@ class TrainingLoop:
         self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
         counts = self.counts
         counts.own_trained += report["own_trained"]
+        counts.foreign_groups += sum(not item.own for item in batch)
         counts.foreign_seen += report["foreign_samples"]
         counts.foreign_trained += report["foreign_trained"]
         counts.samples_filtered += report["dropped_advantage"] + report["dropped_kl"]
@@ -551,11 +557,11 @@ class TrainingLoop:
         if len(point) > 2:
             self.accuracies.append(point)
             self.log.metrics({"evaluation": True, **point})
-            shown = {
-                name: with_interval(point[name], len(prompts))
+            shares = ", ".join(
+                f"{name.replace('_', ' ')} {with_interval(point[name], len(prompts))}"
                 for name, prompts in self._evaluation.items()
-            }
-            log.info("step %d: accuracy %s", self.step, shown)
+            )
+            log.info("step %d: accuracy %s", self.step, shares)
         self._on_progress()
 
     async def _checkpoint(self) -> None:

@@ -105,6 +105,7 @@ class Volunteer(Node):
         manifest = charter.manifest
         check_limits(manifest, self._all_sets(), self.config.limits)
         check_tokenizer(manifest, tokenizer, self.config.model.path)
+        self._context = model_files.context_tokens(folder)
         resolved = self.config.model_copy(update={"model": model})
         run_dir = self._open_run(resolved)
         write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
@@ -280,7 +281,13 @@ class Volunteer(Node):
         max_bytes = self.config.limits.max_download_mb * 1_000_000
         data = await self.membership.prompt_set(ref, max_bytes)
         return await render_set(
-            data, ref, manifest, self.tokenizer, self.config.model.path, self.workers
+            data,
+            ref,
+            manifest,
+            self.tokenizer,
+            self.config.model.path,
+            self.workers,
+            context=self._context,
         )
 
     async def on_charter(self) -> None:
@@ -402,10 +409,11 @@ class Volunteer(Node):
         if self.loop is not None and self.loop.step > self._judged_step:
             self._judged_step = self.loop.step
             self._judge(self.loop.last_report.get("per_peer", {}))
-        others = len(self.membership.samplers())
-        if self._said_alone != (others == 0):
-            self._said_alone = others == 0
-            log.info("training alone" if others == 0 else "no longer training alone")
+        alone = self._trains_alone()
+        # Before its first step a node cannot tell whether the others are only still loading.
+        if self._said_alone != alone and self.loop is not None and self.loop.last_report:
+            self._said_alone = alone
+            log.info("training alone" if alone else "no longer training alone")
         if self.loop is not None and self.loop.sampling != self._said_sampling:
             self.membership.beat()
 
@@ -437,6 +445,10 @@ class Volunteer(Node):
             self.loop.held.clear()
         return {}
 
+    def _trains_alone(self) -> bool:
+        """Whether this node trains and no other member samples."""
+        return self.loop is not None and self.loop.sampling and not self.membership.samplers()
+
     # -- what others see -------------------------------------------------------------------------
 
     _said_sampling = False
@@ -458,7 +470,7 @@ class Volunteer(Node):
                 reward=loop.rewards[-1] if loop.rewards else None,
                 tokens_per_s=loop.tokens_per_s,
                 groups_made=loop.counts.groups_made,
-                groups_used=self.gatherer.counts.accepted,
+                groups_used=loop.counts.foreign_groups,
             )
 
     def _enter(self, stage: str) -> None:
@@ -492,8 +504,9 @@ class Volunteer(Node):
         status["problems"] += filter(None, troubles)
         if self._prompts_refused:
             status["problems"].append(self._prompts_refused)
-        others = len(self.membership.samplers())
-        status["alone"] = others == 0
+        if loop.outdated.is_set():
+            status["problems"].append(f"training has ended: {loop.end_reason()}")
+        status["alone"] = self._trains_alone()
         status["activity"] = {
             "doing": loop.activity.doing,
             "since_s": loop.activity.since_s,
@@ -520,6 +533,7 @@ class Volunteer(Node):
             "rewards": [round(value, 4) for value in loop.rewards],
             "tokens_per_s": round(loop.tokens_per_s, 1),
             "groups_made": counts.groups_made,
+            "foreign_groups_trained": counts.foreign_groups,
             "own_samples_trained": counts.own_trained,
             "foreign_samples_seen": counts.foreign_seen,
             "foreign_samples_trained": counts.foreign_trained,

@@ -388,17 +388,25 @@ class Charter:
             )
         return other
 
+    def check_organizer(self, peer_id: str) -> None:
+        """Refuse who may not amend this swarm.
+
+        Raises:
+            IdentityError: `peer_id` is no organizer of this swarm.
+        """
+        if peer_id not in self.manifest.organizers:
+            raise IdentityError(
+                f"{peer_id} is no organizer of swarm {self.swarm_id.hex()[:16]}; "
+                f"they are {', '.join(self.manifest.organizers)}"
+            )
+
     def amended(self, action: Action, created_s: float, identity: Identity) -> "Charter":
         """The charter with one more amendment, signed by an organizer.
 
         Raises:
             IdentityError: `identity` is no organizer of this swarm.
         """
-        if identity.peer_id not in self.manifest.organizers:
-            raise IdentityError(
-                f"{identity.peer_id} is no organizer of swarm {self.swarm_id.hex()[:16]}; "
-                f"they are {', '.join(self.manifest.organizers)}"
-            )
+        self.check_organizer(identity.peer_id)
         amendment = Amendment(
             swarm_id=self.swarm_id.hex(),
             number=len(self.amendments) + 1,

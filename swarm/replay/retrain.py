@@ -328,7 +328,7 @@ def view(result: Mapping[str, Any]) -> RenderableType:
     for row in [*rows[:-1:every], rows[-1]]:
         table.add_row(
             str(row["step"]),
-            f"{row['loss']:.5f}",
+            f"{row['loss']:z.5f}",
             f"{row['kept_share']:.1%}",
             f"{row['foreign_trained']} of {row['foreign_samples']}",
             str(row["dropped_advantage"]),

@@ -293,7 +293,8 @@ class WorkerPool:
     ) -> RewardError | TemplateError:
         fault = error(reason, detail)
         self.counts[f"fault_{fault.reason}"] += 1
-        log.warning("worker: %s", fault)
+        if error is RewardError:  # a template's fault ends the verb that renders, with its words
+            log.warning("worker: %s", fault)
         return fault
 
 

@@ -68,7 +68,9 @@ def test_unknown_verb(data_dir: Path) -> None:
 
 
 def test_status_without_a_node(data_dir: Path) -> None:
-    refused(swarm_node("status", "--data-dir", str(data_dir)), 3, "no node is running")
+    refused(
+        swarm_node("status", "--data-dir", str(data_dir)), 3, "no node is running", str(data_dir)
+    )
 
 
 def test_join_without_ever_having_joined(data_dir: Path) -> None:
@@ -172,6 +174,23 @@ def test_held_out_prompts_that_are_trained_on(data_dir: Path, prompts: Path) -> 
     refused(result, 78, "held-out", str(prompts))
 
 
+def test_seed_with_a_share_that_leaves_nothing_or_is_none(data_dir: Path, prompts: Path) -> None:
+    for share in ("1", "-0.1", "nan"):
+        result = swarm_node(
+            "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+            f"--held-out-fraction={share}",
+        )  # fmt: skip
+        refused(result, 2, "--held-out-fraction")
+
+
+def test_out_of_distribution_prompts_that_are_trained_on(data_dir: Path, prompts: Path) -> None:
+    result = swarm_node(
+        "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
+        "--ood", str(prompts),
+    )  # fmt: skip
+    refused(result, 78, str(prompts), "evaluation prompts")
+
+
 def test_port_in_use(data_dir: Path, prompts: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -221,8 +240,9 @@ def test_init_writes_a_config_that_loads_and_never_overwrites(data_dir: Path) ->
     first = swarm_node("init", "--data-dir", str(data_dir))
     assert first.returncode == 0, first.stderr
     assert "12D3Koo" in first.stdout
+    # The configuration is fine, and means the data directory that it lies in.
     result = swarm_node("join", "--config", str(data_dir / "node.toml"))
-    assert "invite" in result.stderr  # the configuration itself was fine
+    refused(result, 2, "invite", str(data_dir))
     refused(swarm_node("init", "--data-dir", str(data_dir)), 78, "exists already")
 
 

@@ -116,6 +116,17 @@ def test_the_ledger_tells_what_was_given_and_got(swarm: Swarm, ada: Node) -> Non
     assert "groups accepted by 1 peers" in table
 
 
+def test_used_are_the_groups_of_others_that_were_trained_on(ada: Node) -> None:
+    def count() -> int:
+        return sum(
+            group["publisher"] != ada.peer_id for step in ada.steps() for group in step["groups"]
+        )
+
+    before = count()
+    shown = ada.status()["training"]["foreign_groups_trained"]
+    assert 0 < before <= shown <= count()
+
+
 def test_a_swarm_seen_from_outside_says_who_is_useful(swarm: Swarm) -> None:
     def useful() -> int:
         result = cli("status", swarm.invite, "--json")

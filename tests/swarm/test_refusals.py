@@ -61,6 +61,28 @@ def test_the_same_vocabulary_that_splits_otherwise(swarm: Swarm, tmp_path: Path)
     assert "'arith-small'" in message
 
 
+def test_a_model_with_too_short_a_context(swarm: Swarm, tmp_path: Path) -> None:
+    model = tmp_path / "short"
+    shutil.copytree(SMALL, model)
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 14}))
+    message = refused_join(swarm, tmp_path / "data", model)
+    assert str(model) in message
+    assert "context of 14 tokens" in message
+    assert "context of 15 or more" in message  # 5 of the longest prompt, 10 of a completion
+
+
+def test_what_was_joined_is_not_seeded_or_amended(swarm: Swarm, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    more = write_prompts(tmp_path / "more.jsonl", {"1+1=": "2"})
+    refused_join(swarm, data, SMALL, limits__max_group_size="3")
+    for verb in ((), ("--append", str(more)), ("--close",)):
+        result = cli("seed", *verb, "--data-dir", str(data), *settings(LOOPBACK))
+        assert result.returncode == 77, result.stderr
+        assert result.stdout == ""
+        assert "was joined, not seeded" in result.stderr
+
+
 def test_a_swarm_above_this_nodes_limits(swarm: Swarm, tmp_path: Path) -> None:
     message = refused_join(swarm, tmp_path / "data", SMALL, limits__max_group_size="3")
     assert "groups of 4" in message

@@ -99,6 +99,7 @@ _VOLUNTEER: dict[str, Any] = {
         "rewards": [0.2, 0.4, 0.6],
         "tokens_per_s": 901.5,
         "groups_made": 130,
+        "foreign_groups_trained": 60,
         "own_samples_trained": 300,
         "foreign_samples_seen": 200,
         "foreign_samples_trained": 100,

@@ -1,0 +1,51 @@
+"""What an organizer is told while a swarm is made, and who may amend it."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import IdentityError
+from swarm.node.genesis import SeedOptions, make_genesis, store_genesis
+from swarm.node.organizer import amend
+from swarm.paths import DataDir
+from swarm.protocol.identity import Identity
+from swarm.protocol.manifest import Charter
+
+SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
+
+
+def options(tmp_path: Path, *, max_completion_tokens: int = 512) -> SeedOptions:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    return SeedOptions((str(path),), SMALL, max_completion_tokens=max_completion_tokens)
+
+
+async def test_another_than_the_organizer_learns_so_at_once(tmp_path: Path) -> None:
+    chosen, organizer = options(tmp_path), Identity.generate().peer_id
+    genesis = await make_genesis(chosen, organizer, 1_700_000_000.0)
+    swarm_dir = store_genesis(genesis, chosen, DataDir(tmp_path / "data"))
+    charter = Charter.from_genesis(genesis.manifest)
+    with pytest.raises(IdentityError, match="no organizer"):
+        await amend(charter, swarm_dir, Identity.generate(), {"append": ["is not even read"]})
+
+
+async def test_an_organizer_is_told_what_the_swarm_cannot_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        await make_genesis(options(tmp_path), Identity.generate().peer_id, 1_700_000_000.0)
+    accuracy, context = (record.getMessage() for record in caplog.records)
+    assert "cannot measure their accuracy" in accuracy
+    assert "context of 64 tokens" in context
+    assert "--max-completion-tokens 512" in context
+
+
+async def test_a_model_that_can_take_part_is_no_reason_for_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = options(tmp_path, max_completion_tokens=8)
+    with caplog.at_level(logging.WARNING):
+        await make_genesis(chosen, Identity.generate().peer_id, 1_700_000_000.0)
+    assert "context" not in caplog.text
