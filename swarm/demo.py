@@ -350,9 +350,6 @@ def start_volunteer(
         scratch,
         children,
     )
-    # The child computes its runtime folder from the scratch folder that it gets as
-    # XDG_RUNTIME_DIR; this process must look in the same place.
-    os.environ["XDG_RUNTIME_DIR"] = str(scratch)
     return Running(volunteer, process, data_dir)
 
 
@@ -512,7 +509,11 @@ def summarize(
 
 def summary_table(results: Mapping[str, Any]) -> Table:
     """Start and end of every node, and what it trained on."""
-    table = Table(title=f"after {results['seconds']:.0f} s, method {results['method']}")
+    table = Table(
+        title=f"after {results['seconds']:.0f} s, method {results['method']}",
+        caption="start, end: greedy accuracy on held-out prompts; filtered: samples that were not "
+        "trained on, since they teach nothing or are too far from the model's own",
+    )
     for column, justify in (
         ("node", "left"),
         ("model", "left"),

@@ -9,6 +9,7 @@ Does not know: what the files hold.
     <data>/port                    the port used last
     <data>/bans.json               peers that the owner keeps out, or lets in all the same
     <data>/paused                  there after `swarm-node pause`
+    <data>/control                 link to the control socket
     <data>/swarms/<id>/            one swarm
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         peers.json                 addresses of members seen
@@ -156,7 +157,22 @@ class DataDir:
 
     @property
     def control_socket(self) -> Path:
-        return self.runtime_dir / "control.sock"
+        """Where the node that runs here answers, also when XDG_RUNTIME_DIR is another here."""
+        try:
+            return self._socket_link.readlink()
+        except OSError:
+            return self.runtime_dir / "control.sock"
+
+    @property
+    def _socket_link(self) -> Path:
+        return self.root / "control"
+
+    def place_control_socket(self) -> Path:
+        """Where the control socket of this process goes; noted in the data directory."""
+        path = self.runtime_dir / "control.sock"
+        self._socket_link.unlink(missing_ok=True)
+        self._socket_link.symlink_to(path)
+        return path
 
     def create(self) -> None:
         """Make the folders.

@@ -74,6 +74,9 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+METHOD_HELP = "ftis (default), ftis-and, tis, vis, nois, f-vis, f-nois"
+"""Names of swarm.config.METHODS, which `--help` does not import."""
+
 FLAG_FIELDS = {
     "data_dir": "node.data_dir",
     "name": "node.name",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swarm.cli.arguments import Arguments, Verbs, add_verb
+from swarm.cli.arguments import METHOD_HELP, Arguments, Verbs, add_verb
 
 
 def add(verbs: Verbs) -> None:
@@ -18,7 +18,7 @@ def add(verbs: Verbs) -> None:
     demo.add_argument("--nodes", type=int, default=3, metavar="N", help="volunteers (default 3)")
     demo.add_argument("--steps", type=int, metavar="N", help="steps of the slowest node")
     demo.add_argument("--seed", type=int, default=0, metavar="N")
-    demo.add_argument("--method", default="ftis", metavar="NAME", help="ftis, tis, vis, nois, ...")
+    demo.add_argument("--method", default="ftis", metavar="NAME", help=METHOD_HELP)
     demo.add_argument(
         "--model",
         action="append",

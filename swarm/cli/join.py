@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
+from swarm.cli.arguments import METHOD_HELP, Arguments, Verbs, add_node_flags, add_verb, flags_of
 from swarm.cli.output import configure_logging, run_async
 from swarm.errors import DataError, ExitCode, UsageError
 
@@ -27,7 +27,7 @@ def add(verbs: Verbs) -> None:
     join.add_argument("--lora-rank", metavar="N", help="rank of the adapter")
     join.add_argument("--learning-rate", metavar="X", help="peak learning rate")
     join.add_argument("--max-steps", metavar="N", help="stop training after N steps")
-    join.add_argument("--method", metavar="NAME", help="ftis (default), tis, vis, nois, f-vis, ...")
+    join.add_argument("--method", metavar="NAME", help=METHOD_HELP)
     join.add_argument("--seed", metavar="N", help="seed of sampling")
     join.add_argument("--new-run", action="store_true", help="start from the model's own weights")
     join.add_argument(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from swarm.cli.arguments import (
+    METHOD_HELP,
     Arguments,
     Verbs,
     add_data_dir,
@@ -34,7 +35,11 @@ def add(verbs: Verbs) -> None:
         metavar="RUN",
         help="a run's folder; default: the newest of the swarm that was joined last",
     )
-    replay.add_argument("--method", metavar="NAME", help="ftis, tis, vis, nois, ...")
+    replay.add_argument(
+        "--method",
+        metavar="NAME",
+        help="default: the run's; " + METHOD_HELP.replace(" (default)", ""),
+    )
     add_set(replay)
     replay.add_argument(
         "--from",

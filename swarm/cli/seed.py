@@ -64,7 +64,9 @@ def add(verbs: Verbs) -> None:
         "--template",
         default="auto",
         metavar="auto|plain|chat|FILE",
-        help="how prompts are rendered",
+        help="how prompts become text: plain: `prompt` as it is; chat: by the tokenizer's chat "
+        "template; FILE: Jinja over `prompt` or `messages`; auto (default): chat where there "
+        "are `messages`, else plain",
     )
     seed.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     seed.add_argument(
@@ -77,10 +79,22 @@ def add(verbs: Verbs) -> None:
     seed.add_argument(
         "--reward-param", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
     )
-    seed.add_argument("--temperature", type=float, default=1.0, metavar="X")
-    seed.add_argument("--group-size", type=int, default=8, metavar="G", help="completions a prompt")
-    seed.add_argument("--max-prompt-tokens", type=int, default=1024, metavar="N")
-    seed.add_argument("--max-completion-tokens", type=int, default=512, metavar="N")
+    seed.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X", help="of sampling (default 1)"
+    )
+    seed.add_argument(
+        "--group-size", type=int, default=8, metavar="G", help="completions a prompt (default 8)"
+    )
+    seed.add_argument(
+        "--max-prompt-tokens", type=int, default=1024, metavar="N", help="default 1024"
+    )
+    seed.add_argument(
+        "--max-completion-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="default 512; with the prompt it must fit the context of every member's model",
+    )
     seed.add_argument(
         "--stop", action="append", default=[], metavar="TOKEN", help="default: the tokenizer's end"
     )

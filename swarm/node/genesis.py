@@ -318,7 +318,8 @@ def _template(
         if not tokenizer.chat_template:
             raise DataError(
                 f"{options.tokenizer}: the tokenizer has no chat template; "
-                "use --template plain or --template FILE"
+                + ("prompts with `messages` need one: " if chat else "use --template plain or ")
+                + "--template FILE (Jinja over `messages`)"
             )
         return TemplateSpec(text=tokenizer.chat_template, system=options.system)
     path = Path(kind)

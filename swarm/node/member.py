@@ -159,7 +159,7 @@ class Node:
                 ledger=self.ledger,
                 on_charter=self.on_charter,
             )
-            control = ControlServer(self.data_dir.control_socket, self.handlers())
+            control = ControlServer(self.data_dir.place_control_socket(), self.handlers())
             try:
                 await self.overlay.start()
                 write_atomic(self.data_dir.port_path, f"{self.overlay.port}\n".encode())

@@ -569,7 +569,7 @@ class TrainingLoop:
         if state == self._checkpointed:
             return
         try:
-            await self._call(
+            answer = await self._call(
                 "writing a checkpoint",
                 "checkpoint",
                 path=str(self._run_dir.checkpoints_dir),
@@ -585,6 +585,7 @@ class TrainingLoop:
             return
         self.checkpoint_trouble = ""
         self._checkpointed = state
+        log.info("checkpoint of step %d: %s", self.step, answer["path"])
 
     # -- small things ----------------------------------------------------------------------------
 

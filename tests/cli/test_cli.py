@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.config import METHODS
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Invite
 
@@ -63,6 +64,12 @@ def test_help_lists_every_verb() -> None:
         assert verb in result.stdout
 
 
+@pytest.mark.parametrize("verb", ["join", "demo", "replay"])
+def test_help_lists_every_method(verb: str) -> None:
+    words = swarm_node(verb, "--help").stdout.replace(",", " ").split()
+    assert set(METHODS) <= set(words)
+
+
 def test_unknown_verb(data_dir: Path) -> None:
     refused(swarm_node("traim"), 2, "traim", "join")
 
@@ -75,6 +82,14 @@ def test_status_without_a_node(data_dir: Path) -> None:
 
 def test_join_without_ever_having_joined(data_dir: Path) -> None:
     refused(swarm_node("join", "--data-dir", str(data_dir)), 2, "invite")
+
+
+def test_messages_without_a_chat_template(data_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n')
+    result = swarm_node("seed", str(path), "--tokenizer", str(SMALL), "--data-dir", str(data_dir))
+    refused(result, 78, "chat template", "--template FILE")
+    assert "plain" not in result.stderr  # it takes no messages
 
 
 def test_damaged_invite(data_dir: Path) -> None:
@@ -188,7 +203,7 @@ def test_out_of_distribution_prompts_that_are_trained_on(data_dir: Path, prompts
         "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
         "--ood", str(prompts),
     )  # fmt: skip
-    refused(result, 78, str(prompts), "evaluation prompts")
+    refused(result, 78, str(prompts), "0+0=")
 
 
 def test_port_in_use(data_dir: Path, prompts: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of a node that are written whole or not at all."""
+"""A node's files: written whole or not at all, and found again."""
 
 import errno
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.paths import append_json
+from swarm.paths import DataDir, append_json
 
 FILLED = """
 import resource, signal, sys
@@ -45,3 +45,24 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     os.symlink("/dev/full", path)
     with pytest.raises(OSError, match="space"):
         append_json(path, {"a": 1})
+
+
+def test_the_control_socket_is_found_from_another_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = DataDir(tmp_path / "data")
+    sessions = [tmp_path / "a", tmp_path / "b"]
+    for session in sessions:
+        session.mkdir()
+    monkeypatch.setattr("swarm.paths.tempfile.gettempdir", lambda: str(sessions[0]))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    data_dir.create()
+    path = data_dir.place_control_socket()
+    assert sessions[0] in path.parents
+    monkeypatch.setattr("swarm.paths.tempfile.gettempdir", lambda: str(sessions[1]))
+    assert DataDir(tmp_path / "data").control_socket == path
+    # A node that starts there has its own place, and is found at that.
+    later = DataDir(tmp_path / "data")
+    later.create()
+    assert sessions[1] in later.place_control_socket().parents
+    assert DataDir(tmp_path / "data").control_socket == later.place_control_socket()
