@@ -178,7 +178,7 @@ def test_seed_with_bounds_that_no_manifest_has(data_dir: Path, prompts: Path) ->
         "seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir),
         "--group-size", "1",
     )  # fmt: skip
-    refused(result, 2, "group_size", "1")
+    refused(result, 2, "--group-size 1")
 
 
 def test_held_out_prompts_that_are_trained_on(data_dir: Path, prompts: Path) -> None:
@@ -186,7 +186,7 @@ def test_held_out_prompts_that_are_trained_on(data_dir: Path, prompts: Path) -> 
         "seed", str(prompts), "--held-out", str(prompts), "--tokenizer", str(SMALL),
         "--data-dir", str(data_dir),
     )  # fmt: skip
-    refused(result, 78, "held-out", str(prompts))
+    refused(result, 78, "held out", str(prompts))
 
 
 def test_seed_with_a_share_that_leaves_nothing_or_is_none(data_dir: Path, prompts: Path) -> None:
