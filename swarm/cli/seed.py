@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
-from swarm.cli.output import configure_logging, out, run_async
+from swarm.cli.output import configure_logging, out, out_json, run_async
 from swarm.errors import DataError, ExitCode, IdentityError, UsageError
 
 
@@ -23,6 +23,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node seed hf:openai/gsm8k --map prompt=question,answer=answer --tokenizer DIR\n"
         "  swarm-node seed reasoning-gym:chain_sum --size 2000 --tokenizer DIR\n"
         "  swarm-node seed a.jsonl 'reasoning-gym:gcd?size=500&seed=1' --tokenizer DIR\n"
+        "  swarm-node seed gsm8k.jsonl --check ~/models/Qwen2.5-1.5B  what would it get?\n"
         "  swarm-node seed --append more.jsonl  add prompts to it\n"
         "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
     )
@@ -122,6 +123,16 @@ def add(verbs: Verbs) -> None:
         metavar="FILE",
         help="only these may take part: one peer id a line; more with `swarm-node members add`",
     )
+    seed.add_argument(
+        "--check",
+        metavar="MODEL",
+        help="found nothing: sample some prompts with this model (folder or Hub id) and show "
+        "rewards, the share of groups that teach, truncation, and overlap with evaluation prompts",
+    )
+    seed.add_argument(
+        "--check-prompts", type=int, default=50, metavar="N", help="so many (default 50)"
+    )
+    seed.add_argument("--json", action="store_true", help="of --check: the result as JSON")
     add_node_flags(seed)
     seed.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
 
@@ -132,6 +143,10 @@ def _seed(arguments: Arguments) -> int:
 
     config = load_config(arguments.config, flags_of(arguments))
     data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+    if arguments.check is not None:
+        return _check(arguments, config)
+    if arguments.json:
+        raise UsageError("--json goes with --check; seed's result is the invite")
     request = _amendment(arguments)
     if request is not None:
         return sign_amendment(data_dir, request)
@@ -150,6 +165,38 @@ def _seed(arguments: Arguments) -> int:
         await node.run()
 
     run_async(run())
+    return ExitCode.OK
+
+
+def _check(arguments: Arguments, config: Any) -> int:
+    """What a model gets for the prompts of a swarm that is not founded."""
+    if not arguments.prompts:
+        raise UsageError("--check needs prompts: seed PROMPTS --check MODEL")
+    if arguments.check_prompts < 1:
+        raise UsageError(f"--check-prompts {arguments.check_prompts}: 1 or more are right")
+    configure_logging(config.node.log_level, None)
+
+    from swarm import model_files
+    from swarm.node.genesis import make_genesis
+    from swarm.node.seed_check import check, lines
+    from swarm.protocol.identity import Identity
+
+    model = config.model.model_copy(update={"path": arguments.check})
+    if arguments.tokenizer is None:
+        arguments.tokenizer = model_files.resolve(model)
+    options = _options(arguments)
+
+    async def run() -> dict[str, Any]:
+        genesis = await make_genesis(options, Identity.generate().peer_id, 0.0)
+        chosen = config.model_copy(update={"model": model})
+        return await check(genesis, chosen, arguments.check_prompts)
+
+    result = run_async(run())
+    if arguments.json:
+        out_json(result)
+    else:
+        for line in lines(result):
+            out(line)
     return ExitCode.OK
 
 
