@@ -80,13 +80,14 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     _limit_cpu(request["cpu_s"])
     try:
         if request["op"] == "render":
-            texts = template.render(
-                request["template"],
-                request["system"],
-                request["prompts"],
-                request["max_chars"],
-                request["first"],
-            )
+            with wall.standing(executing=True):
+                texts = template.render(
+                    request["template"],
+                    request["system"],
+                    request["prompts"],
+                    request["max_chars"],
+                    request["first"],
+                )
             return {"values": texts}
         spec = PlainSpec(request["name"], request["version"], request["params"])
         with wall.standing():

@@ -1,7 +1,8 @@
-"""What code in a worker may do while a stranger's text is judged: compute, and nothing else.
+"""What code in a worker may do while what others wrote is judged or rendered: compute only.
 
 Owns: an audit hook (PEP 578), which no code can take away again. While the wall stands, compiling
-or executing code, importing, opening files or connections and starting processes raise. So a
+or executing code, importing, opening files or connections and starting processes raise (templates
+are compiled, so for them executing is allowed). So a
 scorer that handed a text to `eval`, its library's fault or its own, would fail and not run it.
 Does not know: rewards. Memory and time are limited elsewhere (swarm.rewards.child).
 """
@@ -23,7 +24,7 @@ _NUMBER_NAMES = frozenset({"Integer", "Float", "Rational"})
 _STAR_IMPORT = (("sympy",), (0, ("*",), None))
 MAX_NUMBER_CHARS = 400
 
-_standing = False
+_denied: tuple[str, ...] = ()
 _installed = False
 
 
@@ -32,27 +33,27 @@ class WallError(RuntimeError):
 
 
 @contextmanager
-def standing() -> Iterator[None]:
-    """Everything above is refused until the end of the block."""
-    global _standing, _installed
+def standing(*, executing: bool = False) -> Iterator[None]:
+    """Everything above is refused until the end of the block, or all but executing code."""
+    global _denied, _installed
     if not _installed:
         sys.addaudithook(_hook)
         _installed = True
-    _standing = True
+    _denied = tuple(name for name in _DENIED if not (executing and name == "exec"))
     try:
         yield
     finally:
-        _standing = False
+        _denied = ()
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _standing or not event.startswith(_DENIED):
+    if not event.startswith(_denied):
         return
     if event == "exec" and _is_number(arguments[0]):
         return
     if event == "import":
-        raise ImportError(f"{arguments[0]} is not imported while a text is judged")
-    raise WallError(f"{event} is refused while a text is judged")
+        raise ImportError(f"{arguments[0]} is not imported here")
+    raise WallError(f"{event} is refused while what others wrote is judged or rendered")
 
 
 def _is_number(code: object) -> bool:

@@ -204,7 +204,7 @@ async def test_a_package_s_reward_cannot_execute_or_open(
     assert await pool.score(spec, ["abc"], [True], "3") == [1.0]
     for mode, text in (("eval", "6 * 7"), ("open", "/etc/passwd")):
         evil = PlainSpec("length", 2, {**spec.params, "mode": mode})
-        with pytest.raises(RewardError, match="is refused while a text is judged") as caught:
+        with pytest.raises(RewardError, match="is refused while what others wrote") as caught:
             await pool.score(evil, [text], [True], "3")
         assert caught.value.reason == "failed"
     assert (await pool.complete(PlainSpec("length", 2, {})))[
@@ -262,6 +262,17 @@ def test_while_the_wall_stands_nothing_but_computing_is_possible(attempt: str) -
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.startswith("refused:"), result
     assert result.stdout.endswith("2\n")
+
+
+def test_templates_may_be_compiled_behind_the_wall_and_nothing_else() -> None:
+    with wall.standing(executing=True):
+        assert eval("1 + 1") == 2  # noqa: S307 - what jinja2 does with its own code
+        with pytest.raises(wall.WallError, match="open is refused"):
+            open("/dev/null")  # noqa: SIM115
+        with pytest.raises(ImportError):
+            import colorsys  # noqa: F401
+    with open("/dev/null"):
+        pass
 
 
 def test_the_wall_lets_sympy_make_numbers() -> None:

@@ -229,6 +229,23 @@ ESCAPES = [
     "{{ range(10**9) | list }}",
     "{% macro m() %}{{ caller.__globals__ }}{% endmacro %}{% call m() %}{% endcall %}",
     "{{ m.__func__ }}{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
+    "{% set g = messages | map('string') %}{{ g.gi_frame }}{{ g.gi_code }}{{ g.__next__ }}",
+    "{{ (messages | map('string')).gi_frame.f_builtins }}",
+    "{{ '' | attr(['__cla', 'ss__'] | join) }}",
+    "{{ messages[0] | attr('__class__') }}{{ (messages | first)['__class__'] }}",
+    "{{ messages | map('attr', '__class__') | list }}",
+    "{{ '%s' | format(prompt.__class__) }}{{ prompt.upper.__self__.__class__ }}",
+    "{{ namespace.__class__ }}{{ range.__class__ }}{{ joiner().__init__.__globals__ }}",
+    "{{ cycler('a').next.__func__.__globals__ }}",
+    "{% set x = 'a'.format %}{{ [x] | map('__call__') | list }}",
+    "{{ config }}{{ request }}{{ environment }}{{ context }}{{ get_flashed_messages }}",
+    "{{ prompt.encode().__class__ }}{{ prompt.translate({}).__class__ }}",
+    "{% filter attr('__class__') %}x{% endfilter %}",
+    "{% for k in messages[0].__iter__ %}{{ k }}{% endfor %}",
+    "{{ raise_exception('x'.__class__) }}",
+    "{% trans %}{{ prompt.__class__ }}{% endtrans %}",
+    "{% do messages.append(1) %}",
+    "{% debug %}",
     "{% import 'os' as os %}{{ os }}",
     "{{ open('/etc/passwd') }}",
     "{{ __import__('os') }}",
@@ -248,7 +265,7 @@ def outcome(text: str) -> str:
     try:
         return render(text, "", ["x"], 10_000)[0]
     except TemplateError as error:
-        assert error.reason in ("failed", "empty")  # noqa: PT017 - an error is one good outcome
+        assert error.reason in ("failed", "empty", "syntax")  # noqa: PT017 - an error is one good outcome
         return ""
 
 

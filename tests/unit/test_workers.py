@@ -20,6 +20,7 @@ from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt
 from swarm.rewards import workers
 from swarm.rewards.workers import RewardError, TemplateError, WorkerPool
+from tests.unit.test_template import ESCAPES
 
 NUMBER = RewardSpec(name="number", version=1, params={})
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -209,6 +210,20 @@ async def test_a_request_beyond_the_limit_is_refused(
     with pytest.raises(RewardError, match="at most 1000") as caught:
         await pool.score(NUMBER, ["5" * 1000], [True], "5")
     assert caught.value.reason == "size"
+
+
+async def test_templates_that_try_to_escape_get_nowhere_in_a_worker(pool: WorkerPool) -> None:
+    plain = prompts("x")
+    for text in (*ESCAPES, "{{ prompt }}"):
+        try:
+            (result,) = await pool.render(text, "", plain, 10_000)
+        except TemplateError as error:
+            assert error.reason in ("failed", "empty", "syntax")  # noqa: PT017 - one good outcome
+        else:
+            assert "0x" not in result
+            assert "<class" not in result
+    assert result == "x"
+    assert pool.counts["started"] == 1
 
 
 # -- what a worker is denied ----------------------------------------------------------------------
