@@ -245,7 +245,7 @@ def test_a_result_on_the_hub(ada: Node, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setitem(ENVIRONMENT, "HF_TOKEN", "hf_right")
         result = cli("publish", *here)
         assert result.returncode == 0, result.stderr
-    assert hub.created[-1]["private"] is True
+    assert hub.created[-1]["visibility"] == "private"
     assert hub.summary == "Step 25"
     checkpoint = ada.run_dir.checkpoints()[25]
     weights = (checkpoint / "model.safetensors").read_bytes()
@@ -277,8 +277,9 @@ def test_status_refreshes_in_place(ada: Node) -> None:
             shown += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-        with contextlib.suppress(OSError):
-            shown += os.read(ours, 65536)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while rest := os.read(ours, 65536):
+                shown += rest
     finally:
         process.kill()
         os.close(ours)
