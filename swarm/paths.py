@@ -29,6 +29,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,6 +40,9 @@ from typing import Any, Self
 from swarm.errors import ConfigError, DataError, TryAgainError
 
 APP = "swarm-node"
+
+SHARED_MEMORY = Path("/dev/shm")
+"""A file system in main memory, where there is one."""
 
 SWARM_ID_BYTES = 32
 
@@ -345,6 +349,17 @@ class RunDir:
     @property
     def tensorboard_dir(self) -> Path:
         return self.root / "tensorboard"
+
+    @property
+    def handover_dirs(self) -> tuple[Path, Path]:
+        """Where weights wait for the sampling engine: in main memory, or on disk."""
+        digest = hashlib.sha256(os.fsencode(self.root.absolute())).hexdigest()[:16]
+        return SHARED_MEMORY / f"{APP}-{os.getuid()}-{digest}", self.root / "engine"
+
+    def delete_handover(self) -> None:
+        """Remove what a learner that did not come to its end left in `handover_dirs`."""
+        for folder in self.handover_dirs:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def swarm_dir(self) -> SwarmDir:

@@ -299,9 +299,9 @@ class TrainingLoop:
         """Neither sample nor train for a while; then `_turn` looks again."""
         self.paused = f"training is paused: {error}"
         log.error("%s; looking again in %.0f s", self.paused, PAUSE_S)
+        await self._checkpoint()
         self.activity.set("paused", str(error))
         self._on_progress()
-        await self._checkpoint()
         await self._wait(self.stopping, PAUSE_S)
 
     def _is_best(self) -> bool:

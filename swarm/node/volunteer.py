@@ -119,6 +119,7 @@ class Volunteer(Node):
                 await self._train(run_dir, resolved, learner)
         finally:
             await learner.close()
+            run_dir.delete_handover()
 
     async def _train(self, run_dir: RunDir, config: NodeConfig, learner: LearnerProcess) -> None:
         manifest = self.membership.charter.manifest

@@ -139,6 +139,7 @@ class _Replay:
                 written = await self._checkpoint(after.get("held_out"))
         finally:
             await learner.close()
+            self._out.delete_handover()
         result = {
             "schema": SCHEMA,
             "run": str(run.dir.root),

@@ -31,6 +31,7 @@ import numpy as np
 from swarm.config import ModelSection, NodeConfig
 from swarm.errors import ConfigError, DataError, LearnerError, SwarmError
 from swarm.learner import ipc
+from swarm.paths import RunDir
 from swarm.protocol.rollout import Finish, Rollout
 
 if TYPE_CHECKING:
@@ -445,7 +446,7 @@ def _engine(
     engine = VllmEngine(
         policy,
         config.engine,
-        folder=run_dir,
+        run_dir=RunDir(run_dir),
         max_tokens=sum(lengths) if len(lengths) == len(_LENGTHS) else None,
         seed=config.node.seed,
     )

@@ -10,7 +10,6 @@ After either, what its prefix cache holds was computed by other weights, and is 
 in memory (/dev/shm) where there is room, and deleted once they are loaded.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -24,6 +23,7 @@ import torch
 
 from swarm.config import EngineSection
 from swarm.errors import ConfigError
+from swarm.paths import RunDir
 from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.engine import SamplingParams, check_request
 from swarm.rl.policy import Policy, TokenIds
@@ -31,8 +31,6 @@ from swarm.rl.vllm_process import VllmFailedError, VllmProcess
 from swarm.rl.weight_export import delete_weights, export_model
 
 log = logging.getLogger(__name__)
-
-SHARED_MEMORY = Path("/dev/shm")
 
 ROOM = 2.0
 """Files go to shared memory where so many times the policy's size is free."""
@@ -69,7 +67,7 @@ class VllmEngine:
     Args:
         policy: whose weights are sampled from.
         section: interpreter, device, memory, sleep level.
-        folder: of the run; the child's log is in it, and its files where memory has no room.
+        run_dir: the child's log is in it, and its files where memory has no room.
         max_tokens: longest prompt and completion together; None: the model's context.
         seed: of vLLM; completions have seeds of their own.
 
@@ -87,16 +85,16 @@ class VllmEngine:
         policy: Policy,
         section: EngineSection,
         *,
-        folder: Path,
+        run_dir: RunDir,
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> None:
         self._policy = policy
         self._section = section
-        self._log_path = folder / "engine.log"
+        self._log_path = run_dir.root / "engine.log"
         self._max_tokens = max_tokens
         self._seed = seed
-        self._files = _place_for_files(policy, folder)
+        self._files = _place_for_files(policy, run_dir)
         shares = policy.device.type == "cuda" and not section.device
         self._sleep_level = section.sleep_level if shares else 0
         if policy.mode == "lora":
@@ -266,6 +264,10 @@ class VllmEngine:
             changes["TORCHDYNAMO_DISABLE"] = "1"
         if self._section.device:
             changes["CUDA_VISIBLE_DEVICES"] = self._section.device
+        elif self._policy.device.index:  # vLLM takes the first that it sees
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            number = self._policy.device.index
+            changes["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
         return changes
 
     def _arguments(self, model: Path) -> dict[str, Any]:
@@ -326,18 +328,16 @@ def _lora_rank(policy: Policy) -> int:
         ) from None
 
 
-def _place_for_files(policy: Policy, folder: Path) -> Path:
+def _place_for_files(policy: Policy, run_dir: RunDir) -> Path:
     """Where weights are handed over; the same for each start in a run, so that nothing piles up."""
     size = sum(parameter.nbytes for parameter in policy.causal_lm.parameters())
-    name = f"swarm-node-{os.getuid()}-{hashlib.sha256(bytes(folder.absolute())).hexdigest()[:16]}"
-    place = SHARED_MEMORY / name
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.rmtree(folder / "engine", ignore_errors=True)
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * size:
+    run_dir.delete_handover()
+    memory, disk = run_dir.handover_dirs
+    if memory.parent.is_dir() and shutil.disk_usage(memory.parent).free > ROOM * size:
         try:
-            place.mkdir(mode=0o700)
+            memory.mkdir(mode=0o700)
         except OSError as error:
-            log.info("weights go to vLLM through %s: %s", folder / "engine", error)
+            log.info("weights go to vLLM through %s: %s", disk, error)
         else:
-            return place
-    return folder / "engine"
+            return memory
+    return disk

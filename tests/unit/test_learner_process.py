@@ -258,6 +258,7 @@ async def test_threads_of_numerical_libraries(
     await process.start()
     try:
         assert process.pid is not None
+        await process.call("echo", timeout_s=PATIENCE_S)  # its program has been loaded by then
         assert psutil.Process(process.pid).environ()["OMP_NUM_THREADS"] == "3"
     finally:
         await process.close()

@@ -14,11 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 from tiny_model import VOCAB_SIZE, write_qwen2
 
+from swarm import paths
 from swarm.config import EngineSection, ModelSection
 from swarm.errors import ConfigError, LearnerError
+from swarm.paths import RunDir
 from swarm.protocol.rollout import Finish
 from swarm.rl import vllm_engine as module
 from swarm.rl.engine import SamplingParams
@@ -41,7 +44,7 @@ class Run:
 
     def engine(self, policy: Policy, **section: Any) -> VllmEngine:
         chosen = EngineSection(kind="vllm", **{"python": str(self.python), **section})
-        return VllmEngine(policy, chosen, folder=self.folder, max_tokens=100, seed=7)
+        return VllmEngine(policy, chosen, run_dir=RunDir(self.folder), max_tokens=100, seed=7)
 
     def told(self) -> list[dict[str, Any]]:
         path = self.folder / "calls.jsonl"
@@ -57,7 +60,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(paths, "SHARED_MEMORY", tmp_path / "shm")
     return Run(tmp_path)
 
 
@@ -227,6 +230,31 @@ def test_temperature_that_vllm_has_not(run: Run, engine: VllmEngine) -> None:
     with pytest.raises(ConfigError, match=r"temperature 2\.5, vLLM at 2 at most"):
         engine.generate([[1]], 1, SamplingParams(2.5, 5, ()), [1])
     assert run.calls() == ["load"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "own", "expected"),
+    [
+        (None, 0, "", None),  # the first, as vLLM takes by itself
+        (None, 1, "", "1"),
+        ("4,GPU-5", 1, "", "GPU-5"),
+        ("4,5", 0, "7", "7"),
+    ],
+)
+def test_gpu_that_vllm_sees(
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    index: int,
+    own: str,
+    expected: str | None,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(engine._policy, "device", torch.device("cuda", index))
+    engine._section = EngineSection(kind="vllm", device=own)
+    assert engine._environment().get("CUDA_VISIBLE_DEVICES") == expected
 
 
 def test_rank_that_vllm_has_not(run: Run, tiny_folder: Path) -> None:
