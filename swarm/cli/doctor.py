@@ -65,7 +65,6 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
     from swarm.errors import ConfigError
 
     yield machine.python()
-    yield machine.packages()
     data_dir = data_dir_of(arguments)
     try:
         config = _config(arguments, data_dir)
@@ -73,6 +72,7 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
         yield failed("configuration", str(error), "mend it", error.exit_code)
         return
     yield ok("configuration", str(arguments.config or "as joined last, or the defaults"))
+    yield machine.packages()
     device, probed = machine.device(config)
     yield device
     yield machine.disk(config, data_dir)
