@@ -213,13 +213,16 @@ class DataDir:
                 f"data directory {self.root} is in use by the node with pid {pid}; "
                 "stop it, or give this one another --data-dir"
             ) from None
+        self.create()  # what another may have removed in `unlock` meanwhile
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock_fd = fd
 
     def unlock(self) -> None:
-        """Give the directory back."""
+        """Give the directory back, and leave no empty folder for sockets behind."""
         if self._lock_fd is not None:
+            with suppress(OSError):
+                self.runtime_dir.rmdir()
             os.ftruncate(self._lock_fd, 0)
             os.close(self._lock_fd)
             self._lock_fd = None

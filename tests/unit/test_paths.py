@@ -66,3 +66,14 @@ def test_the_control_socket_is_found_from_another_session(
     later.create()
     assert sessions[1] in later.place_control_socket().parents
     assert DataDir(tmp_path / "data").control_socket == later.place_control_socket()
+
+
+def test_a_node_that_ended_leaves_no_folder_for_sockets(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path / "data")
+    data_dir.lock()
+    assert data_dir.runtime_dir.is_dir()
+    data_dir.unlock()
+    assert not data_dir.runtime_dir.exists()
+    data_dir.lock()
+    assert data_dir.runtime_dir.is_dir()
+    data_dir.unlock()
