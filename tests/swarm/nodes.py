@@ -26,7 +26,7 @@ MODELS = Path(__file__).parents[2] / "swarm" / "models"
 SMALL = MODELS / "arith-small"
 LARGE = MODELS / "arith-large"
 
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 """Limit of one wait; only a failing test or a very busy machine comes near it."""
 
 LOOPBACK: Mapping[str, str] = {
