@@ -24,6 +24,9 @@ _NUMBER_NAMES = frozenset({"Integer", "Float", "Rational"})
 _STAR_IMPORT = (("sympy",), (0, ("*",), None))
 MAX_NUMBER_CHARS = 400
 
+# jinja2 executes what it compiled; for an error's traceback it makes code objects, too.
+_EXECUTING = ("exec", "code.")
+
 _denied: tuple[str, ...] = ()
 _installed = False
 
@@ -39,7 +42,7 @@ def standing(*, executing: bool = False) -> Iterator[None]:
     if not _installed:
         sys.addaudithook(_hook)
         _installed = True
-    _denied = tuple(name for name in _DENIED if not (executing and name == "exec"))
+    _denied = tuple(name for name in _DENIED if not (executing and name in _EXECUTING))
     try:
         yield
     finally:

@@ -11,11 +11,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from swarm.errors import DataError, UsageError
 from swarm.node.genesis import Genesis, SeedOptions, append_set, make_genesis, store_genesis
+from swarm.node.prompt_table import render, render_set
 from swarm.paths import DataDir, SwarmDir
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import AppendPrompts, Charter, RewardSpec
-from swarm.protocol.prompts import Prompt, decode_prompt_set
+from swarm.protocol.prompts import Prompt, decode_prompt_set, encode_prompt_set, prompt_set_ref
 from swarm.rewards.reward import RewardError
+from swarm.rewards.workers import WorkerPool
+from swarm.text.tokenizer import Tokenizer
 
 ORGANIZER = Identity.generate()
 NUMBER = {"truncated": "zero", "inside": "text"}
@@ -202,6 +205,29 @@ async def test_a_reward_that_cannot_be_is_refused(
     path = write(tmp_path / "a.jsonl", *sums(1))
     with pytest.raises(error, match=says):
         await seed(tokenizer, path, reward=reward, reward_params=params)
+
+
+async def test_a_member_without_a_reward_is_told_what_to_install(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    """Before it trains: when it renders the set, for the swarm's reward and for a prompt's own."""
+    missing = {"name": "length", "version": 1, "params": {"package": "swarm-reward-length==1.0"}}
+    path = write(tmp_path / "a.jsonl", *sums(1))
+    manifest = (await seed(tokenizer, path)).manifest
+    prompts = [Prompt("1+1=", None, "2"), Prompt("a", None, "b", reward=RewardSpec(**missing))]
+    async with WorkerPool(1, 60.0) as workers:
+        tokens = Tokenizer.from_folder(tokenizer)
+        other = manifest.model_copy(update={"reward": RewardSpec(**missing)})
+        for count, terms in ((2, manifest), (1, other)):
+            rendered = await render(prompts[:count], "{{ prompt }}", "", tokens, workers)
+            data = encode_prompt_set(prompts[:count])
+            ref = prompt_set_ref(data, rendered.hashes)
+            with pytest.raises(RewardError, match="pip install 'swarm-reward-length==1") as caught:
+                await render_set(data, ref, terms, tokens, "a model", workers)
+            assert caught.value.reason == "missing"
+        data = encode_prompt_set(prompts[:1])
+        ref = prompt_set_ref(data, rendered.hashes)
+        assert len((await render_set(data, ref, manifest, tokens, "m", workers)).prompts) == 1
 
 
 # -- more prompts --------------------------------------------------------------------------------

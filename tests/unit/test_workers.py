@@ -212,6 +212,11 @@ async def test_a_request_beyond_the_limit_is_refused(
     assert caught.value.reason == "size"
 
 
+async def test_a_template_s_own_error_comes_back(pool: WorkerPool) -> None:
+    with pytest.raises(TemplateError, match="prompt 0: ZeroDivisionError: division by zero"):
+        await pool.render("{{ 1 / 0 }}", "", prompts("x"))
+
+
 async def test_templates_that_try_to_escape_get_nowhere_in_a_worker(pool: WorkerPool) -> None:
     plain = prompts("x")
     for text in (*ESCAPES, "{{ prompt }}"):
