@@ -148,5 +148,5 @@ def run_dir_of(arguments: Arguments) -> Any:
     data_dir = data_dir_of(arguments)
     runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
     if not runs:
-        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder")
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder as RUN")
     return runs[-1]
