@@ -35,6 +35,9 @@ MOMENT_BYTES: Mapping[str, float] = {
 }  # fmt: skip
 """A trained parameter's moments on the device."""
 
+VLLM_CACHE_BYTES = 1 << 30
+"""Of vLLM on a CPU (swarm.rl.vllm_engine)."""
+
 MARGIN = 1.1
 
 
@@ -126,7 +129,8 @@ class MemoryEstimate:
     Attributes:
         libraries, weights, optimizer: there all the time; optimizer: masters and moments.
         gradients, activations: in a training step, the head's logits among the activations.
-        sampling: cache and logits of one call.
+        sampling: cache and logits of one call; vLLM's share while it is awake.
+        engine: what vLLM's process holds all the time.
     """
 
     libraries: int
@@ -135,16 +139,20 @@ class MemoryEstimate:
     gradients: int
     activations: int
     sampling: int
+    engine: int = 0
 
     @property
     def least(self) -> int:
         """What no smaller batch saves."""
-        return self.libraries + self.weights + self.optimizer + self.gradients
+        return self._held + self.gradients
 
     @property
     def peak(self) -> int:
-        held = self.libraries + self.weights + self.optimizer
-        return held + max(self.gradients + self.activations, self.sampling)
+        return self._held + max(self.gradients + self.activations, self.sampling)
+
+    @property
+    def _held(self) -> int:
+        return self.libraries + self.weights + self.optimizer + self.engine
 
     def to_dict(self) -> dict[str, int]:
         return {**asdict(self), "peak": self.peak}
@@ -191,7 +199,7 @@ def gigabytes(size: float) -> str:
 
 
 def estimate(
-    facts: ModelFacts, config: NodeConfig, workload: Workload, device: str
+    facts: ModelFacts, config: NodeConfig, workload: Workload, device: str, total: int = 0
 ) -> MemoryEstimate:
     """What a configuration takes.
 
@@ -199,6 +207,7 @@ def estimate(
         config: precision and optimizer are not `auto` (`plan` settles them); gradient
             checkpointing `auto` counts as off.
         device: "cuda", "mps" or "cpu".
+        total: bytes that it has, of which vLLM takes a share.
     """
     model, train = config.model, config.train
     width = 2 if model.precision == "bf16" else 4
@@ -224,19 +233,38 @@ def estimate(
     head = 0 if adapter else 4 * facts.vocabulary * facts.hidden
     activations = int(MARGIN * tokens * (layers + 3 * facts.hidden * width)) + HEAD_BYTES + head
 
-    rows = config.engine.prompts_per_call * workload.group_size
-    cache = rows * workload.max_tokens * facts.layers * 2 * facts.key_value * width
-    logits = rows * facts.vocabulary * 20  # float32 logits and probabilities, float64 sums
-    merged = 4 * sum(r * c for r, c in facts.matrices.values()) if adapter and width == 4 else 0
-    merged = merged if merged <= 1 << 30 else 0  # swarm.rl.policy.MERGE_LIMIT_BYTES
+    sampling, engine = _sampling(facts, config, workload, device, total)
     return MemoryEstimate(
         libraries=LIBRARY_BYTES[device],
         weights=width * facts.parameters + 4 * adapter,
         optimizer=int(moments * trained) + masters + min(UPDATE_BYTES, 20 * trained),
         gradients=4 * trained,
         activations=activations,
-        sampling=int(MARGIN * cache) + logits + merged,
+        sampling=sampling,
+        engine=engine,
     )
+
+
+def _sampling(
+    facts: ModelFacts, config: NodeConfig, workload: Workload, device: str, total: int
+) -> tuple[int, int]:
+    """What sampling takes in turns with the training, and what it holds all the time."""
+    width = 2 if config.model.precision == "bf16" else 4
+    engine = config.engine
+    if engine.kind == "vllm":
+        if engine.device:
+            return 0, 0
+        if device != "cuda":
+            return 0, LIBRARY_BYTES[device] + width * facts.parameters + VLLM_CACHE_BYTES
+        share = int(engine.gpu_memory * total)
+        return (share, LIBRARY_BYTES[device]) if engine.sleep_level else (0, share)
+    adapted = config.model.mode == "lora"
+    rows = engine.prompts_per_call * workload.group_size
+    cache = rows * workload.max_tokens * facts.layers * 2 * facts.key_value * width
+    logits = rows * facts.vocabulary * 20  # float32 logits and probabilities, float64 sums
+    merged = 4 * sum(r * c for r, c in facts.matrices.values()) if adapted and width == 4 else 0
+    merged = merged if merged <= 1 << 30 else 0  # swarm.rl.policy.MERGE_LIMIT_BYTES
+    return int(MARGIN * cache) + logits + merged, 0
 
 
 def plan(
@@ -259,7 +287,7 @@ def plan(
         ConfigError: even the parts that no smaller batch saves are more than there is.
     """
     choices = list(_settings(config, device, eight_bit))
-    sized = [(c, estimate(facts, c, workload, device)) for c in choices]
+    sized = [(c, estimate(facts, c, workload, device, total)) for c in choices]
     chosen, size = next(
         (found for found in sized if found[1].peak <= total),
         min(sized, key=lambda found: found[1].peak),
@@ -308,9 +336,11 @@ def _alternatives(
     least = {
         "model.gradient_checkpointing": "auto", "train.optimizer": "auto",
     }  # fmt: skip
-    smaller = {
+    smaller: dict[str, Any] = {
         "train.micro_batch_tokens": max(64, workload.max_tokens), "engine.prompts_per_call": 1,
     }  # fmt: skip
+    if config.engine.kind == "vllm":
+        smaller["engine.kind"] = "transformers"
     changes: list[dict[str, Any]] = [
         least,
         least | smaller,
@@ -320,7 +350,7 @@ def _alternatives(
     ]
     for change in changes:
         for settings in _settings(_with(config, change), device, eight_bit):
-            peak = estimate(facts, settings, workload, device).peak
+            peak = estimate(facts, settings, workload, device, total).peak
             if peak <= total:
                 yield _difference(config, settings), peak
                 break

@@ -74,6 +74,26 @@ def test_plenty_of_memory_changes_nothing() -> None:
     assert made.reason == "as configured"
 
 
+def test_vllm_takes_its_share_in_turns_or_for_good_or_elsewhere() -> None:
+    def peak(**given: str) -> tuple[int, int, int]:
+        config = _config(engine__kind="vllm", train__optimizer="adamw", **given)
+        size = estimate(SMALL, config, GSM8K, "cuda", 80 * GB)
+        return size.sampling, size.engine, size.peak
+
+    sampling, engine, turns = peak(engine__gpu_memory="0.5")
+    assert (sampling, engine) == (40 * GB, 800_000_000)
+    sampling, engine, always = peak(engine__gpu_memory="0.5", engine__sleep_level="0")
+    assert (sampling, engine) == (0, 40 * GB)
+    sampling, engine, elsewhere = peak(engine__device="1")
+    assert (sampling, engine) == (0, 0)
+    assert elsewhere < turns < always
+    config = _config(engine__kind="vllm", engine__sleep_level="0", engine__gpu_memory="0.6")
+    with pytest.raises(
+        ConfigError, match=r"engine 15\.2 GB.* fit with .*engine\.kind=transformers"
+    ):
+        plan(SMALL, config, GSM8K, device="cuda", total=RTX_4090)
+
+
 def test_adapter_on_three_billion_fits_into_24_gb() -> None:
     made = plan(LARGE, _config(model__mode="lora"), GSM8K, device="cuda", total=24 * GB)
     assert made.fits

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,10 +205,17 @@ def test_no_vllm_no_interpreter_no_start(run: Run, full: Policy, tmp_path: Path)
     assert not list((run.folder / "shm").iterdir())
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "hang",
+        pytest.param("stop", marks=pytest.mark.skipif(sys.platform != "linux", reason="by prctl")),
+    ],
+)
 def test_it_ends_in_the_middle_of_work_when_the_learner_is_killed(
-    run: Run, tiny_folder: Path
+    run: Run, tiny_folder: Path, fault: str
 ) -> None:
-    run.fault("generate: hang")
+    run.fault(f"generate: {fault}")
     learner = os.fork()
     if not learner:
         # Not a new interpreter: torch is loaded here, and nothing of it is used by threads.

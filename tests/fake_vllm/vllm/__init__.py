@@ -1,8 +1,8 @@
 """A vLLM without a model: it writes down what it is told, and draws tokens of one log-prob.
 
 Each call is a line of JSON in the file that FAKE_VLLM_CALLS names. FAKE_VLLM_FAULT names a file:
-while it is there, the call that it names fails ("generate: error"), kills ("load: kill") or never
-ends ("generate: hang").
+while it is there, the call that it names fails ("generate: error"), kills ("load: kill"), never
+ends ("generate: hang") or does so without a thread that runs ("generate: stop").
 """
 
 import json
@@ -32,6 +32,8 @@ def note(call: str, **arguments: Any) -> None:
         raise RuntimeError("the fake was told to fail")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(3600)
 
 
