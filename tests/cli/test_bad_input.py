@@ -11,22 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from answers import refused, some_invite
 
 from swarm.cli.main import main
 from swarm.paths import DataDir
-from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Invite
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 
 
-class Answer(NamedTuple):
+class Ended(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
 
 
-Ask = Callable[..., Answer]
+Ask = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -37,29 +36,16 @@ def asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
 
-    def ask(*arguments: str) -> Answer:
+    def ask(*arguments: str) -> Ended:
         with pytest.raises(SystemExit) as end:
             main(arguments)
         for handler in [h for h in root.handlers if h not in handlers]:
             root.removeHandler(handler)
             handler.close()
         root.setLevel(level)
-        return Answer(int(str(end.value.code)), *capsys.readouterr())
+        return Ended(int(str(end.value.code)), *capsys.readouterr())
 
     return ask
-
-
-def refused(result: Answer, code: int, *words: str) -> None:
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
-    for word in words:
-        assert word in result.stderr
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -67,11 +53,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(30)))
     return path
-
-
-def some_invite() -> str:
-    peer = Identity(bytes(32)).peer_id
-    return Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/9/p2p/{peer}",), "gone").encode()
 
 
 LONG = "a" * 300

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from answers import refused, some_invite
 
 from swarm.config import METHODS
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Invite
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 
@@ -31,30 +31,12 @@ def swarm_node(
     )
 
 
-def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
-    for word in words:
-        assert word in result.stderr
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     return path
-
-
-def some_invite() -> str:
-    peer = Identity(bytes(32)).peer_id
-    return Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/9/p2p/{peer}",), "gone").encode()
 
 
 def test_help_lists_every_verb() -> None:

@@ -384,7 +384,6 @@ def test_others_1(
 
 @pytest.mark.parametrize(("completion", "answer", "expected"), MATH, ids=lambda v: repr(v)[:40])
 def test_math_1(completion: str, answer: str, expected: float) -> None:
-    pytest.importorskip("math_verify")
     assert score_group(Spec("math", 1), [completion], [True], answer, "") == [expected]
 
 

@@ -1,17 +1,14 @@
 """A swarm's terms change under its id: prompts are appended, the swarm is closed."""
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nodes import LOOPBACK, Node, Swarm, cli, read_invite, settings, sums, wait_until, write_prompts
 
-from swarm.net.exchange import Exchange
-from swarm.net.overlay import Overlay
+from swarm.node.observe import visiting
 from swarm.protocol.codec import CodecLimits, decode_group
-from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import Charter, Invite
 from swarm.protocol.prompts import decode_prompt_set
 
@@ -105,34 +102,14 @@ async def assert_serves(member: Node, invite: Invite) -> None:
     """Charter, prompt sets and groups come from the member, to a stranger."""
     peer = member.peer_id
     digest = bytes.fromhex(member.steps()[-1]["groups"][0]["hash"])
-    with tempfile.TemporaryDirectory(prefix="sn", dir="/tmp") as folder:
-        key = Path(folder) / "key"
-        overlay = Overlay(
-            Identity.load_or_create(key),
-            key,
-            host="127.0.0.1",
-            port=0,
-            runtime_dir=Path(folder),
-            client=True,
-        )
-        exchange = Exchange(
-            overlay,
-            invite.swarm_id,
-            charter=lambda: None,
-            blob=lambda _: None,
-            on_notice=lambda _peer, _body: None,
-        )
-        try:
-            await overlay.start()
-            results = await overlay.dial([a for a in invite.addresses if a.endswith(peer)])
-            assert "connected" in results.values(), results
-            charter = Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
-            texts = []
-            for ref in charter.prompt_sets:
-                data = await exchange.fetch_blob(peer, bytes.fromhex(ref.sha256), 1_000_000)
-                texts += [prompt.prompt for prompt in decode_prompt_set(data, ref)]
-            blob = await exchange.fetch_blob(peer, digest, 1_000_000)
-        finally:
-            await overlay.stop()
+    async with visiting(invite.swarm_id, ()) as (overlay, exchange):
+        results = await overlay.dial([a for a in invite.addresses if a.endswith(peer)])
+        assert "connected" in results.values(), results
+        charter = Charter.from_bytes(await exchange.fetch_charter(peer), invite.swarm_id)
+        texts = []
+        for ref in charter.prompt_sets:
+            data = await exchange.fetch_blob(peer, bytes.fromhex(ref.sha256), 1_000_000)
+            texts += [prompt.prompt for prompt in decode_prompt_set(data, ref)]
+        blob = await exchange.fetch_blob(peer, digest, 1_000_000)
     assert texts == [*GENESIS, *FIRST, *SECOND]
     assert decode_group(blob, CodecLimits(4, 10)).publisher == peer

@@ -233,22 +233,6 @@ def test_weights_trained_meanwhile_are_sampled_from(tiny_folder: Path) -> None:
     assert not all(map(_same, before, after))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "n", "seeds", "message"),
-    [
-        ([[1]], 0, [1], "n = 0"),
-        ([[1]], 1, [1, 2], "2 seeds"),
-        ([[]], 1, [1], "prompt 0"),
-        ([[VOCAB_SIZE]], 1, [1], f"ids 0 to {VOCAB_SIZE - 1}"),
-    ],
-)
-def test_requests_that_make_no_sense(
-    engine: TransformersEngine, prompts: list[list[int]], n: int, seeds: list[int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        engine.generate(prompts, n, SamplingParams(1.0, 4, ()), seeds)
-
-
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
 def test_temperature_must_be_positive(temperature: float) -> None:
     with pytest.raises(ValueError, match="temperature"):

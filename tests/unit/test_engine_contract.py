@@ -282,12 +282,12 @@ FAULTS = {"full": (stale_weights, stale_cache), "lora": (stale_adapter,)}
 """vLLM keeps the caches of adapters apart by their numbers."""
 
 
+# The other engine has no copies that could be old.
+@pytest.mark.parametrize("make", [pytest.param("vllm", marks=needs_vllm)], indirect=True)
 def test_what_stays_the_old_one_is_detected(
     policy: Policy, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of vLLM's silent faults, put in on purpose, is found by the probe that nodes run."""
-    if not isinstance(engine, VllmEngine):
-        pytest.skip("it has no copies that could be old")
     probed = ProbedEngine(engine, policy)
     # Longer than a block of the prefix cache; what is asked for is the same before and after.
     asked = ([(prompt * 40)[:140] for prompt in PROMPTS], 2, SamplingParams(1.0, 24, ()), [1, 2, 3])

@@ -106,6 +106,53 @@ def signed_group(node: Volunteer, epoch: int, claimed: Sequence[float]) -> tuple
     return GroupRef(blob_hash(blob), len(blob), epoch, 0, len(rollouts), group.n_tokens), blob
 
 
+def gatherer_of(
+    node: Volunteer, exchange: Any, pool: Pool | None = None, **changes: Any
+) -> Gatherer:
+    """A node's gatherer, beside that node's network."""
+    parts: dict[str, Any] = {
+        "streams": 1,
+        "live_peers": lambda: 2,
+        "check": node._check,
+        "verify": node._verify,
+        "score": node.score,
+        "prompt_ids": node.prompts.token_ids,
+        "keep": node.store.put,
+        "ledger": node.ledger,
+    }
+    return Gatherer(exchange, pool or node.pool, node.peers, **(parts | changes))
+
+
+async def fetched_by(gatherer: Gatherer, until: Callable[[], bool]) -> None:
+    """Run a gatherer until a condition holds."""
+    running = asyncio.create_task(gatherer.run(lambda: 60.0))
+    async with asyncio.timeout(60.0):
+        while not until():
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def waiting(
+    node: Volunteer,
+    group: RolloutGroup,
+    group_hash: bytes,
+    publisher: str = MALLORY.peer_id,
+    arrived_s: float = 1.0,
+) -> PooledGroup:
+    """A group as it waits in a pool."""
+    return PooledGroup(
+        hash=group_hash,
+        publisher=publisher,
+        own=False,
+        group=group,
+        rewards=np.array(OWN_REWARDS, np.float32),
+        prompt_token_ids=node.prompts.token_ids(0),
+        arrived_s=arrived_s,
+    )
+
+
 async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) -> None:
     async with WorkerPool(1, 60.0) as workers:
         node = volunteer(tmp_path, charter(), workers)
@@ -118,27 +165,9 @@ async def test_a_peer_that_claims_other_rewards_changes_nothing(tmp_path: Path) 
             return [by_hash[digest] for digest, _ in wanted]
 
         exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
-        gatherer = Gatherer(
-            exchange,
-            node.pool,
-            node.peers,
-            streams=1,
-            live_peers=lambda: 2,
-            check=node._check,
-            verify=node._verify,
-            score=node.score,
-            prompt_ids=node.prompts.token_ids,
-            keep=node.store.put,
-            ledger=node.ledger,
-        )
+        gatherer = gatherer_of(node, exchange)
         gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, tuple(blobs), 3, 5))
-        running = asyncio.create_task(gatherer.run(lambda: 60.0))
-        async with asyncio.timeout(60.0):
-            while len(node.pool.pooled()) < len(claims):
-                assert not running.done(), running.exception()
-                await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await fetched_by(gatherer, lambda: len(node.pool.pooled()) == len(claims))
     pooled = node.pool.pooled()
     assert {item.group.epoch for item in pooled} == {0, 1, 2}
     for item in pooled:
@@ -155,16 +184,7 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
         pool = Pool(batch_groups=1)
         for number in (1, 2):  # two others fill it
             other = Identity(bytes([number]) * 32).peer_id
-            waiting = PooledGroup(
-                hash=bytes([number]) * 32,
-                publisher=other,
-                own=False,
-                group=group,
-                rewards=np.array(OWN_REWARDS, np.float32),
-                prompt_token_ids=node.prompts.token_ids(0),
-                arrived_s=float(number),
-            )
-            assert pool.add(waiting)
+            assert pool.add(waiting(node, group, bytes([number]) * 32, other, float(number)))
         asked = []
 
         async def fetch_blobs(peer: str, wanted: list[tuple[bytes, int]]) -> list[bytes]:
@@ -172,19 +192,7 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
             return [blob]
 
         exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
-        gatherer = Gatherer(
-            exchange,
-            pool,
-            node.peers,
-            streams=1,
-            live_peers=lambda: 4,
-            check=node._check,
-            verify=node._verify,
-            score=node.score,
-            prompt_ids=node.prompts.token_ids,
-            keep=node.store.put,
-            ledger=node.ledger,
-        )
+        gatherer = gatherer_of(node, exchange, pool, live_peers=lambda: 4)
         gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
         running = asyncio.create_task(gatherer.run(lambda: 600.0))
         await asyncio.sleep(0.05)
@@ -197,21 +205,6 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-def gatherer_of(node: Volunteer, exchange: Any, **changes: Any) -> Gatherer:
-    """A node's gatherer, beside that node's network."""
-    parts: dict[str, Any] = {
-        "streams": 1,
-        "live_peers": lambda: 2,
-        "check": node._check,
-        "verify": node._verify,
-        "score": node.score,
-        "prompt_ids": node.prompts.token_ids,
-        "keep": node.store.put,
-        "ledger": node.ledger,
-    }
-    return Gatherer(exchange, node.pool, node.peers, **(parts | changes))
 
 
 async def test_nonsense_is_counted_and_waits_ever_longer(tmp_path: Path) -> None:
@@ -258,17 +251,6 @@ async def test_queues_of_many_strangers_are_bounded(tmp_path: Path) -> None:
             gatherer.offer(f"peer {number}", Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
         assert len(gatherer._queues) == MAX_QUEUES
         assert "peer 4" not in gatherer._queues
-
-
-async def fetched_by(gatherer: Gatherer, until: Callable[[], bool]) -> None:
-    """Run a gatherer until a condition holds."""
-    running = asyncio.create_task(gatherer.run(lambda: 60.0))
-    async with asyncio.timeout(60.0):
-        while not until():
-            assert not running.done(), running.exception()
-            await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_what_is_announced_and_not_to_be_had_waits_ever_longer(tmp_path: Path) -> None:
@@ -323,16 +305,7 @@ async def test_who_is_banned_has_nothing_waiting(tmp_path: Path) -> None:
     node.gatherer = gatherer_of(node, SimpleNamespace())
     ref, blob = signed_group(node, 0, OWN_REWARDS)
     group = node._verify(blob, ref, MALLORY.peer_id)
-    waiting = PooledGroup(
-        hash=ref.hash,
-        publisher=MALLORY.peer_id,
-        own=False,
-        group=group,
-        rewards=np.array(OWN_REWARDS, np.float32),
-        prompt_token_ids=node.prompts.token_ids(0),
-        arrived_s=1.0,
-    )
-    assert node.pool.add(waiting)
+    assert node.pool.add(waiting(node, group, ref.hash))
     later, _ = signed_group(node, 1, OWN_REWARDS)
     node.gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (later,), 3, 5))
     lists = await node.handlers()["ban"]({"peers": [MALLORY.peer_id]})
@@ -354,17 +327,7 @@ async def test_a_copied_group_is_dropped_without_a_strike(tmp_path: Path) -> Non
         for item in group.rollouts
     )
     original = replace(group, rollouts=surprising)
-    node.pool.add(
-        PooledGroup(
-            hash=b"1" * 32,
-            publisher=MALLORY.peer_id,
-            own=False,
-            group=original,
-            rewards=np.array(OWN_REWARDS, np.float32),
-            prompt_token_ids=node.prompts.token_ids(0),
-            arrived_s=1.0,
-        )
-    )
+    node.pool.add(waiting(node, original, b"1" * 32))
     stolen = replace(original, publisher=thief.peer_id, epoch=5)
     copy = encode_group(stolen, thief)
     copy_ref = GroupRef(blob_hash(copy), len(copy), 5, 0, len(COMPLETIONS), stolen.n_tokens)

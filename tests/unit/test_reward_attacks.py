@@ -112,7 +112,6 @@ async def test_a_heavy_text_takes_no_time(pool: WorkerPool, name: str) -> None:
 
 async def test_formulas(pool: WorkerPool) -> None:
     """All about `math` in one test: its worker takes seconds to start."""
-    pytest.importorskip("math_verify")
     assert await pool.score(REWARDS["number"], ["5"], [True], "5") == [1.0]
     assert await pool.score(MATH, ["5", "6"], [True, True], "5") == [1.0, 0.0]
     assert pool.counts["started"] == 2  # one with the code in place of one without
