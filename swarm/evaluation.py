@@ -29,6 +29,7 @@ from swarm.paths import RunDir, SwarmDir
 from swarm.protocol.manifest import Charter, PromptSetRef
 from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
+from swarm.stored import load_charter, load_prompt_set
 from swarm.text.tokenizer import Tokenizer
 
 SCHEMA = "swarm-node/eval/1"
@@ -62,16 +63,9 @@ async def evaluate(options: EvalOptions) -> dict[str, Any]:
         DataError: the swarm has no evaluation sets here, or another tokenizer.
     """
     started = time.monotonic()
-    charter = _charter(options.swarm)
+    charter = load_charter(options.swarm, options.swarm.swarm_id)
     manifest = charter.manifest
-    sets = {
-        name: ref
-        for name, ref in (
-            ("held_out", manifest.held_out),
-            ("out_of_distribution", manifest.out_of_distribution),
-        )
-        if ref is not None
-    }
+    sets = manifest.evaluation_sets
     if not sets:
         raise DataError(f"the swarm {manifest.name!r} has no held-out prompts")
     config, row = _config(options)
@@ -126,16 +120,6 @@ async def evaluate(options: EvalOptions) -> dict[str, Any]:
     }
 
 
-def _charter(swarm: SwarmDir) -> Charter:
-    try:
-        return Charter.from_bytes(swarm.charter_path.read_bytes(), bytes.fromhex(swarm.root.name))
-    except OSError as error:
-        raise DataError(
-            f"{swarm.charter_path}: cannot be read: {error.strerror or error}; evaluation takes "
-            "prompts and rewards from a swarm that was joined or seeded here"
-        ) from None
-
-
 def _config(options: EvalOptions) -> tuple[NodeConfig, dict[str, Any] | None]:
     """The configuration to load the model with, and the checkpoint, if any."""
     changes = options.changes or {}
@@ -154,10 +138,6 @@ async def _rendered(
     name: str,
     workers: WorkerPool,
 ) -> RenderedSet:
-    path = options.swarm.prompts_dir / f"{ref.sha256}.jsonl"
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    data = load_prompt_set(options.swarm, ref)
     whole = await render_set(data, ref, charter.manifest, tokenizer, name, workers)
     return whole if options.max_prompts is None else whole.first(options.max_prompts)

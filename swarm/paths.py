@@ -52,6 +52,16 @@ CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 """Folder of a checkpoint: its step, and its revision where there are several."""
 
 
+def listed_checkpoints(folder: Path) -> list[tuple[int, int, Path]]:
+    """(step, revision, path) of every checkpoint by its name, whole or not."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = CHECKPOINT_NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found.append((int(match[1]), int(match[2] or 0), path))
+    return found
+
+
 def default_data_dir() -> Path:
     """`$XDG_DATA_HOME/swarm-node`, or `~/.local/share/swarm-node`."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -243,6 +253,12 @@ class DataDir:
     def current(self, swarm_id: bytes) -> None:
         write_atomic(self.root / "current", swarm_id.hex().encode() + b"\n")
 
+    @property
+    def newest_run(self) -> "RunDir | None":
+        """The newest run in the swarm used last."""
+        runs = self.swarm(self.current).runs() if self.current else []
+        return runs[-1] if runs else None
+
     def forget_current(self) -> None:
         """No swarm is resumed by a bare `join`."""
         (self.root / "current").unlink(missing_ok=True)
@@ -259,8 +275,23 @@ class SwarmDir:
         return self.root / "charter.bin"
 
     @property
+    def swarm_id(self) -> bytes:
+        """By the folder's name.
+
+        Raises:
+            DataError: it is not the folder of a swarm.
+        """
+        try:
+            return bytes.fromhex(self.root.name)
+        except ValueError:
+            raise DataError(f"{self.root} is not the folder of a swarm") from None
+
+    @property
     def prompts_dir(self) -> Path:
         return self.root / "prompts"
+
+    def prompt_set_path(self, sha256: str) -> Path:
+        return self.prompts_dir / f"{sha256}.jsonl"
 
     @property
     def epoch_path(self) -> Path:
@@ -278,14 +309,18 @@ class SwarmDir:
     def config_path(self) -> Path:
         return self.root / "node.json"
 
-    def saved_config(self) -> dict[str, Any]:
-        """The settings of the last join.
+    def saved_config(self) -> dict[str, Any] | None:
+        """The settings of the last join, by section; None where there was none with a model.
 
         Raises:
-            FileNotFoundError: it was never joined with a model.
+            DataError: they are damaged.
         """
-        value: dict[str, Any] = json.loads(self.config_path.read_text())
-        return value
+        saved = _json_object(self.config_path, "delete it to start from the defaults")
+        if saved is not None and not all(isinstance(part, dict) for part in saved.values()):
+            raise DataError(
+                f"{self.config_path}: damaged: no sections; delete it to start from the defaults"
+            )
+        return saved
 
     @property
     def ledger_path(self) -> Path:
@@ -371,12 +406,7 @@ class RunDir:
 
     def checkpoints(self) -> dict[int, Path]:
         """Step to folder of the kept checkpoints, rising; whole or not."""
-        folder = self.checkpoints_dir
-        found = []
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if match := CHECKPOINT_NAME.fullmatch(path.name):
-                found.append((int(match[1]), int(match[2] or 0), path))
-        return {step: path for step, _, path in sorted(found)}
+        return {step: path for step, _, path in sorted(listed_checkpoints(self.checkpoints_dir))}
 
     def record(self) -> dict[str, Any] | None:
         """run.json, or None where the run never got that far.
@@ -384,12 +414,21 @@ class RunDir:
         Raises:
             DataError: it is damaged; it appears whole or not at all.
         """
-        try:
-            value = json.loads(self.record_path.read_text())
-        except FileNotFoundError:
-            return None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.record_path}: damaged: {error}") from None
+        return _json_object(self.record_path)
+
+
+def _json_object(path: Path, advice: str = "") -> dict[str, Any] | None:
+    """What a file of JSON holds; None where there is none.
+
+    Raises:
+        DataError: it is damaged, and what can be done.
+    """
+    try:
+        value = json.loads(path.read_text())
         if not isinstance(value, dict):
-            raise DataError(f"{self.record_path}: damaged: no JSON object")
-        return value
+            raise ValueError("no JSON object")
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged: {error}{'; ' if advice else ''}{advice}") from None
+    return value

@@ -17,14 +17,14 @@ from swarm.node.prompt_table import render_set
 from swarm.node.store import blob_path
 from swarm.paths import SwarmDir
 from swarm.protocol.codec import blob_hash, decode_group
-from swarm.protocol.manifest import Charter
-from swarm.protocol.prompts import Prompt, decode_prompt_set
+from swarm.protocol.prompts import Prompt
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.protocol.verify import codec_limits, verify_group
 from swarm.replay.step_log import LoggedGroup, StepLog
 from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
+from swarm.stored import load_charter, load_prompt_set, load_prompts
 from swarm.text.tokenizer import Tokenizer
 
 _SUFFIX = ".blob"
@@ -51,14 +51,7 @@ class StoredGroups:
 
     def __init__(self, swarm_dir: SwarmDir) -> None:
         self._dir = swarm_dir
-        try:
-            data = swarm_dir.charter_path.read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"{swarm_dir.charter_path}: cannot be read: {error.strerror or error}; "
-                "the swarm's terms come with the first join"
-            ) from None
-        self.charter = Charter.from_bytes(data, bytes.fromhex(swarm_dir.root.name))
+        self.charter = load_charter(swarm_dir, swarm_dir.swarm_id)
 
     def hashes(self) -> list[bytes]:
         """Of all groups, the newest first."""
@@ -165,7 +158,7 @@ class StoredGroups:
             prompts: list[Prompt] = []
             hashes: list[bytes] = []
             for ref in self.charter.prompt_sets:
-                data = (self._dir.prompts_dir / f"{ref.sha256}.jsonl").read_bytes()
+                data = load_prompt_set(self._dir, ref)
                 rendered = await render_set(data, ref, manifest, tokenizer, "model", workers)
                 prompts.extend(rendered.prompts)
                 hashes.extend(rendered.hashes)
@@ -178,10 +171,7 @@ class StoredGroups:
                 except (DataError, RemoteProtocolError) as error:
                     row |= {"ok": False, "reason": str(error), "rewards_as_logged": None}
                     continue
-                rewards = await grader.rewards(
-                    prompts[group.prompt_id],
-                    [(r.token_ids, r.finish is Finish.STOP) for r in group.rollouts],
-                )
+                rewards = await grader.group_rewards(prompts[group.prompt_id], group.rollouts)
                 use = uses.get(digest)
                 same = (
                     bool(np.array_equal(rewards, use.logged.rewards))
@@ -206,12 +196,9 @@ class StoredGroups:
         kept = self._dir.root / "tokenizer"
         if kept.is_dir():
             return Tokenizer.from_folder(kept)
-        try:
-            saved = self._dir.saved_config()
-        except FileNotFoundError:
-            raise DataError(
-                f"{self._dir.root}: no model was joined with, so no tokenizer"
-            ) from None
+        saved = self._dir.saved_config()
+        if saved is None:
+            raise DataError(f"{self._dir.root}: no model was joined with, so no tokenizer")
         config = load_config(None, {}, environ={}, saved=saved)
         return Tokenizer.from_folder(model_files.resolve(config.model))
 
@@ -219,10 +206,9 @@ class StoredGroups:
         """All training prompts; the index is the prompt id. Sets that are not here end the list."""
         prompts: list[Prompt] = []
         for ref in self.charter.prompt_sets:
-            path = self._dir.prompts_dir / f"{ref.sha256}.jsonl"
-            if not path.exists():
+            if not self._dir.prompt_set_path(ref.sha256).exists():
                 break
-            prompts.extend(decode_prompt_set(path.read_bytes(), ref))
+            prompts.extend(load_prompts(self._dir, ref))
         return prompts
 
     def _read(self, digest: bytes) -> bytes:
@@ -243,14 +229,7 @@ class StoredGroups:
         group = decode_group(blob, codec_limits(self.charter))
         return verify_group(
             blob,
-            expected=GroupRef(
-                hash=digest,
-                size_bytes=len(blob),
-                epoch=group.epoch,
-                prompt_id=group.prompt_id,
-                n_completions=len(group.rollouts),
-                n_tokens=group.n_tokens,
-            ),
+            expected=GroupRef.of(group, digest, len(blob)),
             publisher=group.publisher,
             charter=self.charter,
             prompt_hashes=prompt_hashes,

@@ -139,14 +139,39 @@ def data_dir_of(arguments: Arguments) -> Any:
     return DataDir(Path(named) if named else default_data_dir())
 
 
-def run_dir_of(arguments: Arguments) -> Any:
-    """The run that is named, or the newest one of the swarm joined last."""
+def configured_data_dir(config: Any) -> Any:
+    """The data directory of verbs that read node.toml."""
+    from swarm.paths import DataDir, default_data_dir
+
+    return DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+
+
+def swarm_dir_of(arguments: Arguments) -> Any:
+    """The folder of the swarm used last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    data_dir = data_dir_of(arguments)
+    if data_dir.current is None:
+        raise UsageError(f"no swarm has been joined or seeded in {data_dir.root} yet")
+    return data_dir.swarm(data_dir.current)
+
+
+def run_dir_of(arguments: Arguments, name: str = "RUN") -> Any:
+    """The run that is named, or the newest one of the swarm joined last.
+
+    Args:
+        name: of the argument, for the message.
+
+    Raises:
+        UsageError: none is named, and there is none.
+    """
     from swarm.paths import RunDir, user_path
 
     if arguments.run is not None:
         return RunDir(user_path(arguments.run))
     data_dir = data_dir_of(arguments)
-    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
-    if not runs:
-        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder as RUN")
-    return runs[-1]
+    if data_dir.newest_run is None:
+        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder as {name}")
+    return data_dir.newest_run

@@ -1,6 +1,5 @@
 """What works here and what does not: `swarm-node doctor`."""
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,13 +61,13 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
     """The checks, one after the other, each given out when it is done."""
     from swarm.doctor import machine
     from swarm.doctor.findings import failed, ok
-    from swarm.errors import ConfigError
+    from swarm.errors import ConfigError, DataError
 
     yield machine.python()
     data_dir = data_dir_of(arguments)
     try:
         config = _config(arguments, data_dir)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         yield failed("configuration", str(error), "mend it", error.exit_code)
         return
     yield ok("configuration", str(arguments.config or "as joined last, or the defaults"))
@@ -125,8 +124,7 @@ def _config(arguments: Arguments, data_dir: Any) -> Any:
     flags = flags_of(arguments)
     saved = None
     if arguments.config is None and arguments.invite is None and data_dir.current is not None:
-        path = data_dir.swarm(data_dir.current).config_path
-        saved = json.loads(path.read_text()) if path.exists() else None
+        saved = data_dir.swarm(data_dir.current).saved_config()
     return load_config(arguments.config, flags, saved=saved)
 
 

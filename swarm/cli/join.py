@@ -1,12 +1,18 @@
 """Join a swarm and train: `swarm-node join`."""
 
-import json
 from pathlib import Path
-from typing import Any
 
-from swarm.cli.arguments import METHOD_HELP, Arguments, Verbs, add_node_flags, add_verb, flags_of
+from swarm.cli.arguments import (
+    METHOD_HELP,
+    Arguments,
+    Verbs,
+    add_node_flags,
+    add_verb,
+    configured_data_dir,
+    flags_of,
+)
 from swarm.cli.output import configure_logging, run_async
-from swarm.errors import DataError, ExitCode, UsageError
+from swarm.errors import ExitCode, UsageError
 
 
 def add(verbs: Verbs) -> None:
@@ -38,12 +44,11 @@ def add(verbs: Verbs) -> None:
 
 def _join(arguments: Arguments) -> int:
     from swarm.config import load_config
-    from swarm.paths import DataDir, default_data_dir
     from swarm.protocol.manifest import Invite
 
     flags = flags_of(arguments)
     config = load_config(arguments.config, flags)
-    data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+    data_dir = configured_data_dir(config)
     text = arguments.invite or config.node.invite
     if text:
         invite = Invite.decode(text)
@@ -56,8 +61,8 @@ def _join(arguments: Arguments) -> int:
             )
         swarm_id, addresses = current, ()
     swarm_dir = data_dir.swarm(swarm_id)
-    if arguments.config is None and swarm_dir.config_path.exists():
-        config = load_config(None, flags, saved=_saved(swarm_dir.config_path))
+    if arguments.config is None:
+        config = load_config(None, flags, saved=swarm_dir.saved_config())
     data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
 
@@ -76,18 +81,3 @@ def _join(arguments: Arguments) -> int:
 
     run_async(run())
     return ExitCode.OK
-
-
-def _saved(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings of the last start.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    try:
-        saved = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: damaged: {error}; delete it to start from the defaults") from None
-    if not isinstance(saved, dict) or not all(isinstance(part, dict) for part in saved.values()):
-        raise DataError(f"{path}: damaged: no sections; delete it to start from the defaults")
-    return saved

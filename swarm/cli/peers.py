@@ -89,12 +89,13 @@ def _peers(arguments: Arguments) -> int:
 def _change_on_disk(arguments: Arguments) -> dict[str, Any]:
     """Bans for the next start."""
     from swarm.node.admission import Admission
+    from swarm.stored import current_charter
 
     data_dir = data_dir_of(arguments)
     data_dir.lock()
     try:
         admission = Admission(data_dir.bans_path, follow_bans=True)
-        charter = _charter(data_dir)
+        charter = current_charter(data_dir)
         if charter is not None:
             admission.obey(charter)
         for peer in arguments.peers:
@@ -132,7 +133,9 @@ def _members(arguments: Arguments) -> int:
 
 
 def _show_members(arguments: Arguments, data_dir: Any) -> int:
-    charter = _charter(data_dir)
+    from swarm.stored import current_charter
+
+    charter = current_charter(data_dir)
     if charter is None:
         raise UsageError("no swarm was joined or seeded in this data directory")
     organizers = list(charter.manifest.organizers)
@@ -164,8 +167,10 @@ def read_members(path: Path) -> list[str]:
     Raises:
         DataError: names the file and line that is wrong.
     """
+    from swarm.paths import user_path
+
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = user_path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     words = [line.partition("#")[0].split() for line in lines]
@@ -188,16 +193,6 @@ def _peer_id(text: str, where: str) -> str:
             "`swarm-node status` shows a node's own"
         ) from None
     return text
-
-
-def _charter(data_dir: Any) -> Any:
-    """The terms of the data directory's swarm; None where there is none."""
-    from swarm.protocol.manifest import Charter
-
-    current = data_dir.current
-    if current is None or not data_dir.swarm(current).charter_path.exists():
-        return None
-    return Charter.from_bytes(data_dir.swarm(current).charter_path.read_bytes(), current)
 
 
 def _print_view(view: Callable[[Any], Any]) -> None:

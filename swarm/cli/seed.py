@@ -5,7 +5,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_node_flags, add_verb, flags_of
+from swarm.cli.arguments import (
+    Arguments,
+    Verbs,
+    add_node_flags,
+    add_verb,
+    configured_data_dir,
+    flags_of,
+)
 from swarm.cli.output import configure_logging, out, out_json, run_async
 from swarm.errors import DataError, ExitCode, IdentityError, UsageError
 
@@ -139,10 +146,9 @@ def add(verbs: Verbs) -> None:
 
 def _seed(arguments: Arguments) -> int:
     from swarm.config import load_config
-    from swarm.paths import DataDir, default_data_dir
 
     config = load_config(arguments.config, flags_of(arguments))
-    data_dir = DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+    data_dir = configured_data_dir(config)
     if arguments.check is not None:
         return _check(arguments, config)
     if arguments.json:
@@ -218,8 +224,8 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
 
 def _found(arguments: Arguments, data_dir: Any, charter: Any) -> bytes:
     """The id of the swarm made from PROMPTS; `charter`: of the one that is here already."""
-    from swarm.node.membership import load_charter
     from swarm.protocol.identity import Identity
+    from swarm.stored import load_charter
 
     if arguments.tokenizer is None:
         raise UsageError("--tokenizer DIR is needed: a model's folder with tokenizer.json")
@@ -300,13 +306,12 @@ def _own_charter(data_dir: Any) -> Any:
     Raises:
         IdentityError: the swarm there was joined, and is another's.
     """
-    from swarm.node.membership import load_charter
     from swarm.protocol.identity import Identity
+    from swarm.stored import current_charter
 
-    current = data_dir.current
-    if current is None or not data_dir.swarm(current).charter_path.exists():
+    charter = current_charter(data_dir)
+    if charter is None:
         return None
-    charter = load_charter(data_dir.swarm(current), current)
     if Identity.load_or_create(data_dir.identity_path).peer_id not in charter.manifest.organizers:
         raise IdentityError(
             f"the swarm {charter.manifest.name!r} in {data_dir.root} was joined, not seeded there; "
@@ -380,8 +385,8 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     except NotRunningError:
         pass
 
-    from swarm.node.membership import load_charter
     from swarm.node.organizer import amend
+    from swarm.stored import load_charter
 
     data_dir.lock()
     try:

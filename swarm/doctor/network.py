@@ -152,11 +152,10 @@ def tokenizer(charter: Charter | None, config: NodeConfig) -> Finding:
     manifest = charter.manifest
     if not config.model.path:
         return skipped("tokenizer", f"no model is named; the swarm's: {manifest.tokenizer.name}")
-    sets = [*charter.prompt_sets, manifest.held_out, manifest.out_of_distribution]
     try:
         folder = model_files.resolve(config.model)
         check_tokenizer(manifest, Tokenizer.from_folder(Path(folder)), config.model.path)
-        check_limits(manifest, [ref for ref in sets if ref is not None], config.limits)
+        check_limits(manifest, charter.all_sets, config.limits)
     except DataError as error:
         return failed("tokenizer", str(error), "join with a model of that family", error.exit_code)
     except ConfigError as error:

@@ -200,7 +200,7 @@ def store_genesis(genesis: Genesis, options: SeedOptions, data_dir: DataDir) -> 
     """Write charter, prompt sets and the tokenizer's files where the node finds them."""
     swarm_dir = data_dir.swarm(genesis.manifest.swarm_id)
     for sha256, data in genesis.sets.items():
-        write_atomic(swarm_dir.prompts_dir / f"{sha256}.jsonl", data)
+        write_atomic(swarm_dir.prompt_set_path(sha256), data)
     for name in TOKENIZER_FILES:
         if (options.tokenizer / name).is_file():
             write_atomic(
@@ -237,7 +237,7 @@ async def append_set(
         raise DataError(f"{', '.join(sources)}: no prompt is left")
     data = encode_prompt_set(rendered.prompts)
     ref = prompt_set_ref(data, rendered.hashes)
-    write_atomic(swarm_dir.prompts_dir / f"{ref.sha256}.jsonl", data)
+    write_atomic(swarm_dir.prompt_set_path(ref.sha256), data)
     return ref
 
 

@@ -338,7 +338,7 @@ class Node:
 
     def _find_blob(self, digest: bytes) -> bytes | Path | None:
         """Rollouts and prompt sets, by content hash."""
-        prompts = self.swarm_dir.prompts_dir / f"{digest.hex()}.jsonl"
+        prompts = self.swarm_dir.prompt_set_path(digest.hex())
         return prompts if prompts.exists() else self.store.path(digest)
 
     async def invite(self) -> str:

@@ -42,6 +42,7 @@ from swarm.protocol.tallies import (
     tag_of,
     unpack_tallies,
 )
+from swarm.stored import load_charter
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ class Membership:
 
     async def prompt_set(self, ref: PromptSetRef, max_bytes: int) -> bytes:
         """A prompt set's bytes, from disk or from any member, checked by its hash."""
-        path = self._dir.prompts_dir / f"{ref.sha256}.jsonl"
+        path = self._dir.prompt_set_path(ref.sha256)
         if path.exists():
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() == ref.sha256:
@@ -414,21 +415,6 @@ def off_the_roster(peer_id: str) -> str:
         "this swarm has a roster and this node is not on it: send this id to the swarm's "
         f"organizer: {peer_id}"
     )
-
-
-def load_charter(swarm_dir: SwarmDir, swarm_id: bytes) -> Charter:
-    """The terms as they were stored last.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    path = swarm_dir.charter_path
-    try:
-        return Charter.from_bytes(path.read_bytes(), swarm_id)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except RemoteProtocolError as error:
-        raise DataError(f"{path}: damaged: {error}") from None
 
 
 @dataclass(slots=True)

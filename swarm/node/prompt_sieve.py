@@ -9,14 +9,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.errors import DataError, RemoteProtocolError
+from swarm.errors import DataError
 from swarm.node.prompt_sources import Sourced
 from swarm.node.prompt_table import RenderedSet, render, rewards_of
 from swarm.paths import SwarmDir
 from swarm.protocol.manifest import Charter, RewardSpec, TemplateSpec
-from swarm.protocol.prompts import Prompt, content_digest, decode_prompt_set
+from swarm.protocol.prompts import Prompt, content_digest
 from swarm.rewards.reward import Spec
 from swarm.rewards.workers import WorkerPool
+from swarm.stored import load_prompts
 from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -96,23 +97,12 @@ _TITLES = {
 
 def digests_of(charter: Charter, swarm_dir: SwarmDir) -> dict[bytes, str]:
     """The prompts that a swarm has: digest of each, and which set it stands in."""
-    manifest = charter.manifest
     named = [(f"training set {place}", ref) for place, ref in enumerate(charter.prompt_sets)]
-    named += [("held-out set", manifest.held_out)] if manifest.held_out else []
-    ood = manifest.out_of_distribution
-    named += [("out-of-distribution set", ood)] if ood else []
+    for name, ref in charter.manifest.evaluation_sets.items():
+        named.append((f"{_TITLES[name]} set", ref))
     digests: dict[bytes, str] = {}
     for title, ref in named:
-        path = swarm_dir.prompts_dir / f"{ref.sha256}.jsonl"
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-        try:
-            prompts = decode_prompt_set(data, ref)
-        except RemoteProtocolError as error:
-            raise DataError(f"{path}: damaged: {error}") from None
-        for prompt in prompts:
+        for prompt in load_prompts(swarm_dir, ref):
             digests.setdefault(content_digest(prompt), f"the swarm's {title}")
     return digests
 

@@ -54,8 +54,8 @@ def absolute(source: str) -> str:
     if is_file(source):
         return str(user_path(source))
     name = source.removeprefix(HUB)
-    if source.startswith(HUB) and Path(name.partition("?")[0]).expanduser().is_dir():
-        return HUB + str(Path(name).expanduser().absolute())
+    if source.startswith(HUB) and user_path(name.partition("?")[0]).is_dir():
+        return HUB + str(user_path(name))
     return source
 
 
@@ -123,10 +123,10 @@ def _from_hub(name: str, options: Mapping[str, str]) -> Iterator[Sourced]:
         ) from None
     from datasets.exceptions import DatasetsError
 
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     try:
         rows = datasets.load_dataset(
-            str(folder.absolute()) if folder.is_dir() else path,
+            str(folder) if folder.is_dir() else path,
             options.get("config") or None,
             split=split,
             revision=options.get("revision") or None,
@@ -219,7 +219,7 @@ def _tagged(row: Sourced, tag: str) -> Sourced:
 
 def _split(source: str) -> tuple[str, dict[str, str]]:
     name, question, query = source.partition("?")
-    if not question or (is_file(source) and Path(source).expanduser().exists()):
+    if not question or (is_file(source) and user_path(source).exists()):
         return source, {}
     try:
         # A plus sign is a reward's, not a blank.

@@ -232,7 +232,7 @@ async def _scored(
     grader: Grader, chosen: RenderedSet, groups: Sequence[Sequence[Rollout]]
 ) -> list[np.ndarray | None]:
     return [
-        await grader.rewards(prompt, [(r.token_ids, r.finish is Finish.STOP) for r in group])
+        await grader.group_rewards(prompt, group)
         for prompt, group in zip(chosen.prompts, groups, strict=True)
     ]
 

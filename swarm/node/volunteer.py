@@ -38,7 +38,7 @@ from swarm.paths import DataDir, RunDir, write_json
 from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef
-from swarm.protocol.rollout import Finish, RolloutGroup
+from swarm.protocol.rollout import RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
 from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA
 from swarm.rewards.grading import Grader
@@ -103,7 +103,7 @@ class Volunteer(Node):
         self.tokenizer = tokenizer
         charter = await self.join()
         manifest = charter.manifest
-        check_limits(manifest, self._all_sets(), self.config.limits)
+        check_limits(manifest, charter.all_sets, self.config.limits)
         check_tokenizer(manifest, tokenizer, self.config.model.path)
         self._context = model_files.context_tokens(folder)
         resolved = self.config.model_copy(update={"model": model})
@@ -253,22 +253,12 @@ class Volunteer(Node):
 
     # -- prompts ---------------------------------------------------------------------------------
 
-    def _all_sets(self) -> list[PromptSetRef]:
-        charter = self.membership.charter
-        manifest = charter.manifest
-        named = (*charter.prompt_sets, manifest.held_out, manifest.out_of_distribution)
-        return [ref for ref in named if ref is not None]
-
     async def _load_prompts(self) -> None:
         self._enter("fetching prompts")
         manifest = self.membership.charter.manifest
-        for name, ref in (
-            ("held_out", manifest.held_out),
-            ("out_of_distribution", manifest.out_of_distribution),
-        ):
-            if ref is not None:
-                rendered = await self._rendered(ref)
-                self._evaluation[name] = rendered.first(self.config.eval.max_prompts)
+        for name, ref in manifest.evaluation_sets.items():
+            rendered = await self._rendered(ref)
+            self._evaluation[name] = rendered.first(self.config.eval.max_prompts)
         self._sets_loaded = 0
         await self._append_new_sets()
 
@@ -314,9 +304,9 @@ class Volunteer(Node):
             await self._charter_changed.wait()
             self._charter_changed.clear()
             self._obey_charter()
-            manifest, limits = self.membership.charter.manifest, self.config.limits
+            charter = self.membership.charter
             try:
-                check_limits(manifest, self._all_sets(), limits)
+                check_limits(charter.manifest, charter.all_sets, self.config.limits)
                 await self._append_new_sets()
             except (ConfigError, DataError, RewardError) as error:
                 self._prompts_refused = f"prompts added to the swarm are not used: {error}"
@@ -367,10 +357,7 @@ class Volunteer(Node):
         return list(
             await asyncio.gather(
                 *(
-                    self.grader.rewards(
-                        self.prompts.prompts[group.prompt_id],
-                        [(r.token_ids, r.finish is Finish.STOP) for r in group.rollouts],
-                    )
+                    self.grader.group_rewards(self.prompts.prompts[group.prompt_id], group.rollouts)
                     for group in groups
                 )
             )
@@ -383,16 +370,7 @@ class Volunteer(Node):
         refs = []
         for digest, blob, group in published:
             self.store.put(digest, blob)
-            refs.append(
-                GroupRef(
-                    hash=digest,
-                    size_bytes=len(blob),
-                    epoch=group.epoch,
-                    prompt_id=group.prompt_id,
-                    n_completions=len(group.rollouts),
-                    n_tokens=group.n_tokens,
-                )
-            )
+            refs.append(GroupRef.of(group, digest, len(blob)))
         if self.announcer is not None and refs:
             self.announcer.publish(refs, published[0][2].policy_step)
 

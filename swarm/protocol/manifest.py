@@ -186,6 +186,12 @@ class Manifest(CanonicalModel):
         """The 32 bytes that name the swarm everywhere."""
         return hashlib.sha256(_MANIFEST_DOMAIN + self.to_bytes()).digest()
 
+    @property
+    def evaluation_sets(self) -> dict[str, PromptSetRef]:
+        """Field to set, those that there are."""
+        named = {"held_out": self.held_out, "out_of_distribution": self.out_of_distribution}
+        return {name: ref for name, ref in named.items() if ref is not None}
+
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
         return encode(self)
@@ -336,6 +342,11 @@ class Charter:
     def from_genesis(cls, manifest: Manifest) -> Self:
         """The terms before any amendment."""
         return cls(manifest)
+
+    @property
+    def all_sets(self) -> list[PromptSetRef]:
+        """What a member downloads: training sets, then those of the evaluation."""
+        return [*self.prompt_sets, *self.manifest.evaluation_sets.values()]
 
     @property
     def prompt_count(self) -> int:

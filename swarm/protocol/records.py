@@ -25,7 +25,12 @@ from swarm.protocol.identity import (
     verify_signature,
 )
 from swarm.protocol.reasons import Reason
-from swarm.protocol.rollout import MAX_COMPLETION_TOKENS, MAX_GROUP_SIZE, MAX_PROMPT_ID
+from swarm.protocol.rollout import (
+    MAX_COMPLETION_TOKENS,
+    MAX_GROUP_SIZE,
+    MAX_PROMPT_ID,
+    RolloutGroup,
+)
 
 # What this software speaks, in records and on streams.
 PROTOCOL_VERSIONS = (1,)
@@ -159,6 +164,18 @@ class GroupRef:
     prompt_id: int
     n_completions: int
     n_tokens: int
+
+    @classmethod
+    def of(cls, group: RolloutGroup, group_hash: bytes, size_bytes: int) -> "GroupRef":
+        """The reference of a group, whose blob has this hash and size."""
+        return cls(
+            hash=group_hash,
+            size_bytes=size_bytes,
+            epoch=group.epoch,
+            prompt_id=group.prompt_id,
+            n_completions=len(group.rollouts),
+            n_tokens=group.n_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm.config import NodeConfig, load_config
-from swarm.errors import DataError, RemoteProtocolError
+from swarm.errors import DataError
 from swarm.paths import RunDir
 from swarm.protocol.manifest import Charter
 from swarm.replay.step_log import LoggedStep, StepLog
+from swarm.stored import load_charter
 
 SCHEMA = "swarm-node/run/1"
 
@@ -46,16 +47,7 @@ class LoggedRun:
         Raises:
             DataError: they are not where the run lies.
         """
-        path = self.dir.swarm_dir.charter_path
-        try:
-            return Charter.from_bytes(path.read_bytes(), bytes.fromhex(self.record["swarm"]))
-        except OSError as error:
-            raise DataError(
-                f"{path}: cannot be read: {error.strerror or error}; a run is read where its "
-                "swarm's folder is"
-            ) from None
-        except RemoteProtocolError as error:
-            raise DataError(f"{path}: not the terms of the run's swarm: {error}") from None
+        return load_charter(self.dir.swarm_dir, bytes.fromhex(self.record["swarm"]))
 
     def config(self, digest: str, changes: Mapping[str, str]) -> NodeConfig:
         """What a step was made with, and what would be different.

@@ -46,6 +46,7 @@ from swarm.replay.step_log import LoggedGroup, LoggedStep, step_record
 from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
 from swarm.status import share
+from swarm.stored import load_prompt_set
 from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -193,23 +194,15 @@ class _Replay:
         name = self._config.model.path
 
         async def rendered(ref: PromptSetRef) -> RenderedSet:
-            path = self._run.dir.swarm_dir.prompts_dir / f"{ref.sha256}.jsonl"
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+            data = load_prompt_set(self._run.dir.swarm_dir, ref)
             return await render_set(data, ref, manifest, tokenizer, name, workers)
 
         for ref in self._charter.prompt_sets:
             if len(self._prompts) <= self._last_prompt:
                 self._prompts.append(await rendered(ref))
-        for set_name, evaluated in (
-            ("held_out", manifest.held_out),
-            ("out_of_distribution", manifest.out_of_distribution),
-        ):
-            if evaluated is not None:
-                limit = self._config.eval.max_prompts
-                self._evaluation[set_name] = (await rendered(evaluated)).first(limit)
+        limit = self._config.eval.max_prompts
+        for set_name, evaluated in manifest.evaluation_sets.items():
+            self._evaluation[set_name] = (await rendered(evaluated)).first(limit)
 
     def _pooled(self, step: int, logged: LoggedGroup) -> PooledGroup:
         """A group as it was when the run trained on it."""

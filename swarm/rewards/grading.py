@@ -11,6 +11,7 @@ import numpy as np
 
 from swarm.learner.calls import Completion
 from swarm.protocol.prompts import Prompt
+from swarm.protocol.rollout import Finish, Rollout
 from swarm.rewards.combined import main_part
 from swarm.rewards.reward import RewardError, Spec
 from swarm.rewards.workers import WorkerPool
@@ -44,6 +45,12 @@ class Grader:
         group and nothing else.
         """
         return await self._scored(prompt.reward or self._reward, prompt, completions)
+
+    async def group_rewards(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> np.ndarray | None:
+        """`rewards` of a group's completions."""
+        return await self.rewards(
+            prompt, [(item.token_ids, item.finish is Finish.STOP) for item in rollouts]
+        )
 
     async def _scored(
         self, reward: Spec, prompt: Prompt, completions: Sequence[Completion]
