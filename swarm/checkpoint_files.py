@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import DataError
-from swarm.paths import CHECKPOINT_NAME
+from swarm.paths import listed_checkpoints
 
 SCHEMA = "swarm-node/checkpoint/1"
 
@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
 def best(folder: Path) -> Path | None:
     """The checkpoint of the highest accuracy, the newest of equals; None where none has one."""
     rated = []
-    for step, revision, path in listed(folder):
+    for step, revision, path in listed_checkpoints(folder):
         try:
             accuracy = read_manifest(path)["accuracy"]
         except DataError:
@@ -46,16 +46,6 @@ def best(folder: Path) -> Path | None:
         if accuracy is not None:
             rated.append((accuracy, step, revision, path))
     return max(rated)[-1] if rated else None
-
-
-def listed(folder: Path) -> list[tuple[int, int, Path]]:
-    """(step, revision, path) of every checkpoint by its name, whole or not."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = CHECKPOINT_NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

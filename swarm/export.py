@@ -14,7 +14,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.errors import DataError, UsageError
 from swarm.learner.calls import CALL_TIMEOUT_S
 from swarm.learner.process import LearnerProcess
-from swarm.paths import RunDir
+from swarm.paths import RunDir, listed_checkpoints
 
 SCHEMA = "swarm-node/checkpoints/1"
 
@@ -27,7 +27,7 @@ def kept(run: RunDir) -> list[dict[str, Any]]:
     """The run's checkpoints, oldest first: step, accuracy, size, whether it is whole, and best."""
     best = files.best(run.checkpoints_dir)
     found = []
-    for step, _, path in sorted(files.listed(run.checkpoints_dir)):
+    for step, _, path in sorted(listed_checkpoints(run.checkpoints_dir)):
         row: dict[str, Any] = {"step": step, "path": str(path), "best": path == best}
         try:
             manifest = files.read_manifest(path)
@@ -54,6 +54,17 @@ def choose(run: RunDir, step: int | None, *, last: bool = False) -> dict[str, An
         raise UsageError(f"{run.checkpoints_dir}: no such checkpoint; whole ones: {steps}")
     best = [] if last or step is not None else [row for row in asked if row["best"]]
     return (best or asked)[-1]
+
+
+def model_part(checkpoint: Path) -> list[str]:
+    """Names of a checkpoint's files that are the model's: weights or adapter, tokenizer, config.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    manifest = files.read_manifest(checkpoint)
+    files.check_files(checkpoint, manifest["files"])
+    return sorted(set(manifest["files"]) - NOT_OF_THE_MODEL)
 
 
 def run_config(run: RunDir) -> NodeConfig:
@@ -84,21 +95,19 @@ def export(run: RunDir, checkpoint: Path, out: Path, *, merge: bool) -> None:
     """
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name a new folder")
-    manifest = files.read_manifest(checkpoint)
-    files.check_files(checkpoint, manifest["files"])
+    names = model_part(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".writing-{out.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        if merge and manifest["terms"].get("mode") == "lora":
+        if merge and files.read_manifest(checkpoint)["terms"].get("mode") == "lora":
             asyncio.run(_merge(run, checkpoint, temporary))
         else:
             temporary.mkdir()
-            for name in manifest["files"]:
-                if name not in NOT_OF_THE_MODEL:
-                    target = temporary / name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(checkpoint / name, target)
+            for name in names:
+                target = temporary / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(checkpoint / name, target)
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,7 @@
 """A run's result on the Hugging Face Hub: weights, tokenizer, model card, the run's record.
 
-Owns: which files go there, and the card's text. Does not know: how a checkpoint is written.
+Owns: the card's text, and what of a run's record goes there. Does not know: which checkpoint, and
+which of its files are the model's (`swarm.export`).
 
 Optimizer and node state stay here, and so do prompts, completions and other members' names: a card
 tells what this node did.
@@ -8,70 +9,19 @@ tells what this node did.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import DataError, SwarmError
-from swarm.paths import RunDir
+from swarm.errors import SwarmError
+from swarm.export import model_part
 
-PUBLISHED = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "adapter_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
-KEPT_BACK = ("trainer.safetensors",)
 CARD = "README.md"
 RECORD = "swarm-run.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A checkpoint to be published.
-
-    Attributes:
-        folder: the checkpoint's.
-        step: at which it was written.
-        accuracy: on the held-out prompts; None: not evaluated at that step.
-    """
-
-    folder: Path
-    step: int
-    accuracy: float | None
-
-
-def choose(run: RunDir, step: int | None = None) -> Result:
-    """A run's best checkpoint by held-out accuracy, else its newest; or the one of a step.
-
-    Raises:
-        DataError: there is none.
-    """
-    found = []
-    for number, folder in run.checkpoints().items():
-        try:
-            manifest = json.loads((folder / "checkpoint.json").read_text())
-        except (OSError, ValueError):  # being written, or damaged
-            continue
-        found.append(Result(folder, number, manifest.get("accuracy")))
-    if step is not None:
-        found = [result for result in found if result.step == step]
-    if not found:
-        which = f"of step {step}" if step is not None else "yet"
-        raise DataError(f"{run.checkpoints_dir}: no whole checkpoint {which}")
-    return max(found, key=lambda r: (r.accuracy if r.accuracy is not None else -1.0, r.step))
-
-
 def card(
     run: Mapping[str, Any],
-    result: Result,
+    step: int,
     evaluations: Sequence[Mapping[str, Any]],
     ledger: Mapping[str, Any] | None,
     *,
@@ -81,7 +31,7 @@ def card(
 
     Args:
         run: run.json.
-        result: what is published.
+        step: of the checkpoint that is published.
         evaluations: lines of metrics.jsonl with accuracies.
         ledger: what the node gave and got; None: not known.
         swarm_name: from the manifest.
@@ -100,7 +50,7 @@ def card(
         f"# {shown_base}, trained in the swarm {swarm_name}",
         "",
         f"{'A LoRA adapter for' if trained['mode'] == 'lora' else 'All weights of'} {shown_base}, "
-        f"trained for {result.step} steps with swarm-node "
+        f"trained for {step} steps with swarm-node "
         f"{run['versions'].get('swarm-node', '')}: GRPO on samples of this node's own model and of "
         "other members' models, made safe by F-TIS (arXiv:2605.22537).",
         "",
@@ -110,7 +60,7 @@ def card(
             f"| {point['step']} | "
             + " | ".join(f"{point[n]:.3f}" if n in point else "" for n in _sets(evaluations))
             + " |"
-            for point in _first_and_last(evaluations, result.step)
+            for point in _first_and_last(evaluations, step)
         ),
         "",
         "Accuracy is the share of prompts answered rightly by greedy decoding.",
@@ -130,7 +80,7 @@ def card(
 
 
 def upload(
-    result: Result,
+    checkpoint: Path,
     card_text: str,
     record: Mapping[str, Any],
     repo_id: str,
@@ -147,17 +97,13 @@ def upload(
 
     Raises:
         SwarmError: the Hub refuses, or is not to be reached.
+        DataError: the checkpoint is damaged.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    files = {
-        path
-        for pattern in PUBLISHED
-        for path in result.folder.glob(pattern)
-        if path.name not in KEPT_BACK
-    }
-    operations = [CommitOperationAdd(path.name, str(path)) for path in sorted(files)] + [
+    names = model_part(checkpoint)
+    operations = [CommitOperationAdd(name, str(checkpoint / name)) for name in names] + [
         CommitOperationAdd(CARD, card_text.encode()),
         CommitOperationAdd(RECORD, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()),
     ]

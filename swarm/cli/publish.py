@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, run_dir_of
 from swarm.cli.output import out, out_json
-from swarm.errors import DataError, ExitCode, UsageError
+from swarm.errors import DataError, ExitCode
 
 
 def add(verbs: Verbs) -> None:
@@ -30,21 +30,21 @@ def add(verbs: Verbs) -> None:
 
 
 def _publish(arguments: Arguments) -> int:
+    from swarm.export import choose
     from swarm.ledger import read_ledger
-    from swarm.protocol.manifest import Charter
-    from swarm.publish import card, choose, public_record, upload
+    from swarm.publish import card, public_record, upload
+    from swarm.stored import load_charter
 
-    run = _run(arguments)
+    run = run_dir_of(arguments, "--run DIR")
     record = run.record()
     if record is None:
         raise DataError(f"{run.record_path}: no run is recorded there")
     result = choose(run, arguments.step)
-    swarm_id = bytes.fromhex(record["swarm"])
-    charter = Charter.from_bytes(run.swarm_dir.charter_path.read_bytes(), swarm_id)
+    charter = load_charter(run.swarm_dir, bytes.fromhex(record["swarm"]))
     path = run.swarm_dir.ledger_path
     text = card(
         record,
-        result,
+        result["step"],
         _evaluations(run.metrics_path),
         read_ledger(path, record["peer_id"]) if path.exists() else None,
         swarm_name=charter.manifest.name,
@@ -53,30 +53,18 @@ def _publish(arguments: Arguments) -> int:
         out(text.rstrip("\n"))
         return ExitCode.OK
     url = upload(
-        result,
+        Path(result["path"]),
         text,
         public_record(record),
         arguments.repository,
         private=not arguments.public,
-        message=f"Step {result.step}",
+        message=f"Step {result['step']}",
     )
     if arguments.json:
-        out_json({"schema": "swarm-node/published/1", "url": url, "step": result.step})
+        out_json({"schema": "swarm-node/published/1", "url": url, "step": result["step"]})
     else:
         out(url)
     return ExitCode.OK
-
-
-def _run(arguments: Arguments) -> Any:
-    from swarm.paths import RunDir
-
-    if arguments.run is not None:
-        return RunDir(arguments.run.expanduser().absolute())
-    data_dir = data_dir_of(arguments)
-    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
-    if not runs:
-        raise UsageError(f"no run in {data_dir.root} yet; name a run's folder: --run DIR")
-    return runs[-1]
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:

@@ -36,11 +36,11 @@ from swarm.checkpoint_files import (
     best,
     check_files,
     digest,
-    listed,
     read_manifest,
     sha256,
 )
 from swarm.errors import DataError
+from swarm.paths import listed_checkpoints
 from swarm.rl.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(left_over, ignore_errors=True)
-    revisions = [revision for number, revision, _ in listed(folder) if number == step]
+    revisions = [revision for number, revision, _ in listed_checkpoints(folder) if number == step]
     name = f"step-{step:08d}" + (f".{max(revisions) + 1}" if revisions else "")
     temporary = folder / f"{_TEMPORARY}{name}"
     temporary.mkdir()
@@ -138,7 +138,7 @@ def newest_whole(folder: Path, step: int | None = None) -> Checkpoint | None:
         folder: of checkpoints.
         step: only those of this step count.
     """
-    for number, _, path in sorted(listed(folder), reverse=True):
+    for number, _, path in sorted(listed_checkpoints(folder), reverse=True):
         if step is not None and number != step:
             continue
         try:
@@ -152,7 +152,7 @@ def newest_whole(folder: Path, step: int | None = None) -> Checkpoint | None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    newest_first = [path for _, _, path in sorted(listed(folder), reverse=True)]
+    newest_first = [path for _, _, path in sorted(listed_checkpoints(folder), reverse=True)]
     kept = {*newest_first[:keep], best(folder)}
     for path in newest_first:
         if path not in kept:

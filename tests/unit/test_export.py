@@ -86,6 +86,20 @@ def test_the_best_is_chosen_unless_another_is_named(run: tuple[RunDir, Policy]) 
         choose(run_dir, None)
 
 
+def test_without_accuracy_the_newest_is_chosen(run: tuple[RunDir, Policy]) -> None:
+    run_dir, policy = run
+    shutil.rmtree(run_dir.checkpoints_dir)
+    for step in (10, 30, 20):
+        checkpoint.save(
+            run_dir.checkpoints_dir, policy, ({}, {"step": step}),
+            step=step, node_state=b"x", accuracy=None, terms={}, keep=9,
+        )  # fmt: skip
+    (run_dir.checkpoints_dir / "step-00000040").mkdir()  # as one that is half deleted
+    assert choose(run_dir, None)["step"] == 30
+    with pytest.raises(UsageError, match="whole ones: 10, 20, 30"):
+        choose(run_dir, 40)
+
+
 def test_exported_folder_is_a_model_of_transformers(
     run: tuple[RunDir, Policy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

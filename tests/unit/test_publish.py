@@ -1,15 +1,10 @@
 """What a published result says, and what stays here."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from swarm.config import NodeConfig
-from swarm.errors import DataError
-from swarm.paths import RunDir
-from swarm.publish import Result, card, choose, public_record
+from swarm.publish import card, public_record
 
 RUN: dict[str, Any] = {
     "schema": "swarm-node/run/1",
@@ -29,35 +24,9 @@ POINTS = [
 ]
 
 
-def checkpoint(run: RunDir, step: int, accuracy: float | None) -> None:
-    folder = run.checkpoints_dir / f"step-{step:08d}"
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.json").write_text(json.dumps({"accuracy": accuracy}))
-
-
-def test_the_best_is_chosen_and_half_written_ones_are_not(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    with pytest.raises(DataError, match="no whole checkpoint"):
-        choose(run)
-    for step, accuracy in ((10, 0.5), (20, 0.7), (30, None)):
-        checkpoint(run, step, accuracy)
-    (run.checkpoints_dir / "step-00000040").mkdir()
-    assert choose(run).step == 20
-    assert choose(run, 30).step == 30
-    with pytest.raises(DataError, match="of step 40"):
-        choose(run, 40)
-
-
-def test_without_accuracy_the_newest_is_chosen(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for step in (10, 30, 20):
-        checkpoint(run, step, None)
-    assert choose(run).step == 30
-
-
 def test_the_card_tells_what_was_reached_at_the_published_step() -> None:
     ledger = {"got": {"update_share": 0.25}}
-    text = card(RUN, Result(Path("x"), 50, 0.3), POINTS, ledger, swarm_name="gsm8k")
+    text = card(RUN, 50, POINTS, ledger, swarm_name="gsm8k")
     assert text.startswith("---\nbase_model: Qwen/Qwen2.5-1.5B\n")
     assert "library_name: peft" in text
     assert "| 0 | 0.100 |" in text
@@ -69,7 +38,7 @@ def test_the_card_tells_what_was_reached_at_the_published_step() -> None:
 
 def test_a_model_from_a_folder_does_not_tell_where_it_lies() -> None:
     run = {**RUN, "trained": {"model": "/home/ada/models/mine", "mode": "full"}}
-    text = card(run, Result(Path("x"), 50, None), [], None, swarm_name="gsm8k")
+    text = card(run, 50, [], None, swarm_name="gsm8k")
     assert "base_model" not in text
     assert "# mine, trained in the swarm gsm8k" in text
     for shown in (text, json.dumps(public_record(run))):
