@@ -49,11 +49,11 @@ def _bugreport(arguments: Arguments) -> int:
     if data_dir.current is not None:
         swarm_dir = data_dir.swarm(data_dir.current)
         parts["node.json"] = swarm_dir.saved_config
-        runs = swarm_dir.runs()
-        if runs:
-            parts["run.json"] = runs[-1].record
-            logs["learner.log"] = runs[-1].learner_log_path
-            logs["metrics.jsonl"] = runs[-1].metrics_path
+        run = data_dir.newest_run
+        if run is not None:
+            parts["run.json"] = run.record
+            logs["learner.log"] = run.learner_log_path
+            logs["metrics.jsonl"] = run.metrics_path
     for name, log_path in logs.items():
         parts[name] = lambda log_path=log_path: tail(log_path)  # type: ignore[misc]
     held = write(path, parts, Redactor(names_here()))

@@ -10,9 +10,9 @@ from swarm.cli.arguments import (
     add_data_dir,
     add_set,
     add_verb,
-    data_dir_of,
     method_and_settings,
     run_dir_of,
+    swarm_dir_of,
 )
 from swarm.cli.output import out, out_json, run_async
 from swarm.errors import ExitCode, UsageError
@@ -56,13 +56,8 @@ def _eval(arguments: Arguments) -> int:
     if run is None:
         if arguments.step is not None or arguments.last:
             raise UsageError("--step and --last choose a run's checkpoint; a model has none")
-        data_dir = data_dir_of(arguments)
-        if data_dir.current is None:
-            raise UsageError("no swarm was joined or seeded here; its prompts are needed")
-        swarm, changes = (
-            data_dir.swarm(data_dir.current),
-            {"model.path": arguments.subject, **changes},
-        )
+        swarm = swarm_dir_of(arguments)
+        changes = {"model.path": arguments.subject, **changes}
     else:
         swarm = run.swarm_dir
     result = run_async(

@@ -63,9 +63,10 @@ def _show(arguments: Arguments) -> int:
 
 
 def _export(arguments: Arguments) -> int:
+    from swarm.paths import user_path
     from swarm.protocol.identity import Identity
 
-    path, file = data_dir_of(arguments).identity_path, arguments.file.expanduser().absolute()
+    path, file = data_dir_of(arguments).identity_path, user_path(arguments.file)
     if not path.exists():
         raise _missing(path)
     identity = Identity.load_or_create(path)
@@ -78,9 +79,10 @@ def _export(arguments: Arguments) -> int:
 
 
 def _import(arguments: Arguments) -> int:
+    from swarm.paths import user_path
     from swarm.protocol.identity import Identity
 
-    data_dir, file = data_dir_of(arguments), arguments.file.expanduser().absolute()
+    data_dir, file = data_dir_of(arguments), user_path(arguments.file)
     if not file.exists():
         raise _missing(file)
     identity = Identity.load_or_create(file)

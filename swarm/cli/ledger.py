@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of, swarm_dir_of
 from swarm.cli.output import out_json
-from swarm.errors import ExitCode, UsageError
+from swarm.errors import ExitCode
 
 
 def add(verbs: Verbs) -> None:
@@ -26,11 +26,9 @@ def _ledger(arguments: Arguments) -> int:
     from swarm.ledger import read_ledger
     from swarm.protocol.identity import Identity
 
-    data_dir = data_dir_of(arguments)
-    if data_dir.current is None:
-        raise UsageError(f"no swarm has been joined in {data_dir.root} yet")
-    me = Identity.load_or_create(data_dir.identity_path).peer_id
-    view = read_ledger(data_dir.swarm(data_dir.current).ledger_path, me)
+    path = swarm_dir_of(arguments).ledger_path
+    me = Identity.load_or_create(data_dir_of(arguments).identity_path).peer_id
+    view = read_ledger(path, me)
     if arguments.json:
         out_json(view)
         return ExitCode.OK

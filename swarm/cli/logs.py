@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
 from swarm.cli.output import out
 from swarm.errors import DataError, ExitCode
+from swarm.terminal import printable
 
 if TYPE_CHECKING:
     from swarm.paths import DataDir
@@ -48,10 +49,9 @@ def _path(arguments: Arguments) -> Path:
     data_dir: DataDir = data_dir_of(arguments)
     if not arguments.learner:
         return data_dir.log_path
-    runs = data_dir.swarm(data_dir.current).runs() if data_dir.current else []
-    if not runs:
+    if data_dir.newest_run is None:
         raise DataError(f"no run in {data_dir.root} yet, so no learner")
-    return runs[-1].learner_log_path
+    return data_dir.newest_run.learner_log_path
 
 
 def _follow(path: Path) -> None:
@@ -70,8 +70,3 @@ def _follow(path: Path) -> None:
                 held = path.stat().st_ino
     finally:
         file.close()
-
-
-def printable(line: str) -> str:
-    """A log line without what a terminal would obey."""
-    return "".join(char if char.isprintable() or char == "\t" else "?" for char in line)

@@ -3,9 +3,9 @@
 import itertools
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, swarm_dir_of
 from swarm.cli.output import out, out_json, run_async
-from swarm.errors import ExitCode, UsageError
+from swarm.errors import ExitCode
 
 
 def add(verbs: Verbs) -> None:
@@ -56,10 +56,7 @@ def add(verbs: Verbs) -> None:
 def _groups(arguments: Arguments) -> Any:
     from swarm.rollouts import StoredGroups
 
-    data_dir = data_dir_of(arguments)
-    if data_dir.current is None:
-        raise UsageError(f"no swarm has been joined in {data_dir.root} yet")
-    return StoredGroups(data_dir.swarm(data_dir.current))
+    return StoredGroups(swarm_dir_of(arguments))
 
 
 def _list(arguments: Arguments) -> int:

@@ -3,9 +3,17 @@
 import contextlib
 import time
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of, seconds
+from swarm.cli.arguments import (
+    Arguments,
+    Verbs,
+    add_data_dir,
+    add_verb,
+    data_dir_of,
+    seconds,
+    swarm_dir_of,
+)
 from swarm.cli.output import out
-from swarm.errors import ExitCode, NotRunningError, SwarmError, TryAgainError, UsageError
+from swarm.errors import ExitCode, NotRunningError, SwarmError, TryAgainError
 
 
 def add(verbs: Verbs) -> None:
@@ -65,26 +73,22 @@ def _resume(arguments: Arguments) -> int:
 def _leave(arguments: Arguments) -> int:
     import shutil
 
-    data_dir = data_dir_of(arguments)
-    swarm_id = data_dir.current
-    if swarm_id is None:
-        raise UsageError(f"no swarm has been joined in {data_dir.root}")
+    data_dir, swarm_dir = data_dir_of(arguments), swarm_dir_of(arguments)
     with contextlib.suppress(NotRunningError):
         _stop(arguments)
     data_dir.lock()
     try:
-        root = data_dir.swarm(swarm_id).root
         if arguments.delete:
-            shutil.rmtree(root)
+            shutil.rmtree(swarm_dir.root)
         data_dir.forget_current()
     finally:
         data_dir.unlock()
     out(
-        f"left {swarm_id.hex()[:16]}; "
+        f"left {swarm_dir.root.name[:16]}; "
         + (
             "its folder is deleted"
             if arguments.delete
-            else f"its checkpoints, rollouts and ledger stay in {root}"
+            else f"its checkpoints, rollouts and ledger stay in {swarm_dir.root}"
         )
     )
     return ExitCode.OK
