@@ -6,12 +6,8 @@ Does not know: torch; the learner process does.
 
 import asyncio
 import logging
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +29,7 @@ from swarm.node.prompt_table import (
     check_tokenizer,
     render_set,
 )
+from swarm.node.run_record import open_run
 from swarm.node.training import TrainingLoop
 from swarm.paths import DataDir, RunDir, write_json
 from swarm.protocol.manifest import PromptSetRef
@@ -40,22 +37,11 @@ from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef
 from swarm.protocol.rollout import RolloutGroup
 from swarm.protocol.verify import verify_group, verify_ref
-from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA
 from swarm.rewards.grading import Grader
 from swarm.rewards.workers import RewardError, WorkerPool
 from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-TRACKED_PACKAGES = (
-    "hivemind",
-    "numpy",
-    "peft",
-    "safetensors",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
 
 
 class Volunteer(Node):
@@ -107,7 +93,14 @@ class Volunteer(Node):
         check_tokenizer(manifest, tokenizer, self.config.model.path)
         self._context = model_files.context_tokens(folder)
         resolved = self.config.model_copy(update={"model": model})
-        run_dir = self._open_run(resolved)
+        run_dir = open_run(
+            self.swarm_dir,
+            self.config,
+            resolved,
+            peer_id=self.identity.peer_id,
+            started_s=self.started_s,
+            new_run=self._new_run,
+        )
         write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
         learner = LearnerProcess(run_dir.learner_log_path, threads=self.config.model.threads)
         reward = self.config.reward
@@ -184,72 +177,6 @@ class Volunteer(Node):
             for service in services:
                 service.cancel()
         raise Stopped
-
-    def _open_run(self, resolved: NodeConfig) -> RunDir:
-        """The run to resume, or a new one.
-
-        Args:
-            resolved: the configuration, with the model's folder as its path.
-
-        Raises:
-            ConfigError: the last run trained something else.
-        """
-        model, folder = resolved.model, Path(resolved.model.path)
-        trained: dict[str, Any] = {
-            "model": self.config.model.path,
-            "revision": model.revision,
-            "mode": model.mode,
-            "digest": model_files.digest(folder),
-        }
-        if (commit := model_files.commit(folder)) is not None:
-            trained["commit"] = commit
-        if model.adapter:
-            adapter = Path(model.adapter) / model_files.ADAPTER_FILE
-            trained["adapter"] = self.config.model.adapter
-            trained["adapter_sha256"] = model_files.sha256(adapter)
-        if model.mode == "lora":
-            trained |= {
-                "lora_rank": model.lora_rank,
-                "lora_alpha": model.lora_alpha,
-                "lora_targets": list(model.lora_targets),
-            }
-        runs = self.swarm_dir.runs()
-        record = runs[-1].record() if runs else None
-        if record is not None and not self._new_run:
-            before = record["trained"]
-            if before != trained:
-                changed = "; ".join(
-                    f"{key}: was {before.get(key)!r}, is {trained.get(key)!r}"
-                    for key in {**before, **trained}
-                    if before.get(key) != trained.get(key)
-                )
-                raise ConfigError(
-                    f"the run in {runs[-1].root} trains another model ({changed}); "
-                    "join with the same one, or start anew with --new-run"
-                )
-            run_dir = runs[-1]
-        else:
-            run_dir, record = self.swarm_dir.new_run(), None
-        digest = resolved.digest()
-        write_json(
-            run_dir.record_path,
-            {
-                "schema": RUN_SCHEMA,
-                "swarm": self.swarm_id.hex(),
-                "peer_id": self.identity.peer_id,
-                "trained": trained,
-                "config": digest,
-                # By digest, also those of earlier starts: each step was made with one of them.
-                "configs": (record.get("configs", {}) if record else {})
-                | {digest: resolved.model_dump(mode="json")},
-                "seed": self.config.node.seed,
-                "versions": {"swarm-node": __version__, "python": platform.python_version()}
-                | {name: _installed(name) for name in TRACKED_PACKAGES},
-                "revision": _git_revision(),
-                "started_s": self.started_s,
-            },
-        )
-        return run_dir
 
     # -- prompts ---------------------------------------------------------------------------------
 
@@ -546,29 +473,3 @@ class Volunteer(Node):
             "notices_failed": self.announcer.notices_failed if self.announcer else 0,
         }
         status["peers"] = self.peers.view(time.monotonic())
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_revision() -> str | None:
-    """Revision of the source tree that this package runs from, where it is a git checkout."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-            env={"PATH": os.environ.get("PATH", "")},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
