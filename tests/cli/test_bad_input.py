@@ -3,6 +3,7 @@
 The verbs run in this process; tests/cli/test_cli.py meets the command line as a user does.
 """
 
+import json
 import logging
 import os
 import tempfile
@@ -112,6 +113,33 @@ def test_the_settings_of_the_last_start_are_damaged(
     refused(result, 78, str(swarm_dir.config_path), "damaged")
 
 
+def test_the_doctor_names_damaged_settings(asked: Ask, data_dir: Path) -> None:
+    place = DataDir(data_dir)
+    place.create()
+    place.current = bytes(32)
+    path = place.swarm(bytes(32)).config_path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{")
+    result = asked("doctor", "--offline", "--json", "--data-dir", str(data_dir))
+    last = json.loads(result.stdout)["findings"][-1]
+    assert (last["check"], last["verdict"], result.returncode) == ("configuration", "failed", 78)
+    assert f"{path}: damaged" in last["figure"]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("identity", "export", "~nosuchuser/key"),
+        ("identity", "import", "~nosuchuser/key"),
+        ("members", "add", "--file", "~nosuchuser/ids"),
+        ("publish", "me/model", "--run", "~nosuchuser/run"),
+        ("replay", "~nosuchuser/run"),
+    ],
+)
+def test_a_file_in_nobodys_home(asked: Ask, data_dir: Path, verb: tuple[str, ...]) -> None:
+    refused(asked(*verb, "--data-dir", str(data_dir)), 78, "~nosuchuser/")
+
+
 @pytest.mark.parametrize("damage", [b"\xff\xfe", b"abcd", b""])
 def test_the_note_of_the_current_swarm_is_damaged(
     asked: Ask, data_dir: Path, damage: bytes
@@ -131,7 +159,8 @@ def test_the_charter_is_damaged(asked: Ask, data_dir: Path, prompts: Path, damag
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
     seed = ("seed", str(prompts), "--tokenizer", str(SMALL))
-    for verb in (("seed",), ("seed", "--close"), seed):
+    readers = (("members",), ("rollouts", "list"), ("eval", str(SMALL)))
+    for verb in (("seed",), ("seed", "--close"), seed, *readers):
         refused(asked(*verb, "--data-dir", str(data_dir)), 78, str(path), "damaged")
 
 
