@@ -127,13 +127,14 @@ class TestRecords:
     async def test_an_operation_that_takes_too_long_is_counted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(overlay_module, "_DHT_TIMEOUT_S", 0.5)
         async with nest() as nests:
             one, two = await nests.swarm(2)
+            assert await one.put(KEY, b"x", ttl_s=30)  # so it knows where to search
+            monkeypatch.setattr(overlay_module, "_DHT_TIMEOUT_S", 0.5)
             kill_daemon(two, signal.SIGSTOP)
             try:
-                assert await one.get(KEY) == {}
-                assert not await one.put(KEY, b"x", ttl_s=30)
+                assert await one.get("test/other") == {}
+                assert not await one.put("test/other", b"x", ttl_s=30)
                 assert one.dht_failures == {"get": 1, "put": 1}
             finally:
                 kill_daemon(two, signal.SIGCONT)

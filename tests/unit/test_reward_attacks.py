@@ -263,7 +263,10 @@ def test_while_the_wall_stands_nothing_but_computing_is_possible(attempt: str) -
     assert result.stdout.endswith("2\n")
 
 
-def test_templates_may_be_compiled_behind_the_wall_and_nothing_else() -> None:
+def test_templates_may_be_compiled_behind_the_wall_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with wall.standing(executing=True):
         assert eval("1 + 1") == 2  # noqa: S307 - what jinja2 does with its own code
         with pytest.raises(wall.WallError, match="open is refused"):
