@@ -14,9 +14,11 @@ VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
 
-# One thread: tiny models lose more to threads that wait for each other than they gain.
+# One thread: tiny models lose more to threads that wait for each other than they gain. Two
+# processes, as tests with real nodes wait for half of their time; ARGS="-n 8" for more.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not vllm" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not vllm" \
+		-n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What must hold of F-TIS: two cells of the benchmark, about a minute on two cores.
 test-claims: $(STAMP)

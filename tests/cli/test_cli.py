@@ -348,7 +348,7 @@ def test_logs_are_shown_without_what_a_terminal_would_obey(data_dir: Path) -> No
     (data_dir / "logs").mkdir(parents=True)
     (data_dir / "logs" / "node.log").write_text("one\ntwo \x1b[2J\nthree\n")
     result = swarm_node("logs", "-n", "2", "--data-dir", str(data_dir))
-    assert result.stdout == "two ?[2J\nthree\n"
+    assert result.stdout == "two \\x1b[2J\nthree\n"
 
 
 def test_service_install_writes_a_unit_once(data_dir: Path, tmp_path: Path) -> None:
