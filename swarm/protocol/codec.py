@@ -10,9 +10,12 @@ never to a number in it.
 import hashlib
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarm.errors import RemoteProtocolError
 from swarm.protocol.identity import (
@@ -36,6 +39,7 @@ _FIXED = struct.Struct("<4sHH32s32sQI32sQQf")
 # length u32, finish u8, claimed reward f32
 _BYTES_PER_COMPLETION = 9
 _PAIR = np.dtype([("token_id", "<i4"), ("logprob", "<f4")])
+_FINISHES = tuple(Finish)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -90,7 +94,7 @@ def encode_group(group: RolloutGroup, identity: Identity) -> bytes:
     pairs = np.empty(group.n_tokens, dtype=_PAIR)
     np.concatenate([rollout.token_ids for rollout in rollouts], out=pairs["token_id"])
     np.concatenate([rollout.logprobs for rollout in rollouts], out=pairs["logprob"])
-    body = pairs.tobytes()
+    body = pairs.view(np.uint8).data  # its bytes, not copied
     header = b"".join(
         (
             _FIXED.pack(
@@ -111,14 +115,48 @@ def encode_group(group: RolloutGroup, identity: Identity) -> bytes:
             group.claimed_rewards.astype("<f4").tobytes(),
         )
     )
-    return header + identity.sign(_signed_message(header, body)) + body
+    return b"".join((header, identity.sign(_signed_message(header, body)), body))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedGroup:
+    """A decoded group with its completions one behind the other, as on the wire.
+
+    Attributes:
+        fields: of the group, as `RolloutGroup` names them, but for `rollouts`.
+        token_ids: int32 (S,), S the sum of `lengths`.
+        logprobs: float32 (S,), nats.
+        lengths: int64 (G,), tokens of each completion.
+        finishes: uint8 (G,), values of `Finish`.
+    """
+
+    fields: Mapping[str, Any]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    finishes: NDArray[np.uint8]
+
+    def unpack(self) -> RolloutGroup:
+        """The group; its rollouts hold views of the two arrays."""
+        ends = np.cumsum(self.lengths).tolist()
+        return RolloutGroup(
+            **self.fields,
+            rollouts=tuple(
+                Rollout(self.token_ids[start:end], self.logprobs[start:end], _FINISHES[finish])
+                for start, end, finish in zip(
+                    [0, *ends[:-1]], ends, self.finishes.tolist(), strict=True
+                )
+            ),
+        )
 
 
 def decode_group(blob: bytes, limits: CodecLimits) -> RolloutGroup:
-    """Read a blob back and check its structure, the limits and its publisher's signature.
+    """`decode_packed`, unpacked."""
+    return decode_packed(blob, limits).unpack()
 
-    The body is split once into one array of token ids and one of log-probs; every rollout holds
-    views of them.
+
+def decode_packed(blob: bytes, limits: CodecLimits) -> PackedGroup:
+    """Read a blob back and check its structure, the limits and its publisher's signature.
 
     Raises:
         RemoteProtocolError: the only exception, whatever the bytes are. Reasons: malformed,
@@ -165,9 +203,9 @@ def decode_group(blob: bytes, limits: CodecLimits) -> RolloutGroup:
     expected_bytes = blob_bytes(group_size, int(lengths.sum()))
     if len(blob) != expected_bytes:
         raise _malformed(f"{len(blob)} bytes; its header says {expected_bytes}")
-    finishes = blob[finish_at:rewards_at]
-    if max(finishes) > max(Finish):
-        raise _malformed(f"finish {max(finishes)}; at most {max(Finish)}")
+    finishes = np.frombuffer(blob, np.uint8, group_size, finish_at)
+    if finishes.max() > max(Finish):
+        raise _malformed(f"finish {finishes.max()}; at most {max(Finish)}")
     claimed_rewards = np.frombuffer(blob, "<f4", group_size, rewards_at).astype(np.float32)
     if not np.isfinite(claimed_rewards).all():
         raise _malformed("a claimed reward is not finite")
@@ -179,23 +217,22 @@ def decode_group(blob: bytes, limits: CodecLimits) -> RolloutGroup:
             Reason.SIGNATURE, f"not by {peer_id_of(public_key)}, who is named as its publisher"
         )
     pairs = np.frombuffer(blob, _PAIR, offset=body_at)
-    token_ids = np.ascontiguousarray(pairs["token_id"], dtype=np.int32)
-    logprobs = np.ascontiguousarray(pairs["logprob"], dtype=np.float32)
-    ends = np.cumsum(lengths).tolist()
-    return RolloutGroup(
-        swarm_id=swarm_id,
-        publisher=peer_id_of(public_key),
-        epoch=epoch,
-        prompt_id=prompt_id,
-        prompt_sha256=prompt_sha256,
-        policy_step=policy_step,
-        created_ms=created_ms,
-        temperature=temperature,
-        rollouts=tuple(
-            Rollout(token_ids[start:end], logprobs[start:end], Finish(finish))
-            for start, end, finish in zip([0, *ends[:-1]], ends, finishes, strict=True)
-        ),
-        claimed_rewards=claimed_rewards,
+    return PackedGroup(
+        fields={
+            "swarm_id": swarm_id,
+            "publisher": peer_id_of(public_key),
+            "epoch": epoch,
+            "prompt_id": prompt_id,
+            "prompt_sha256": prompt_sha256,
+            "policy_step": policy_step,
+            "created_ms": created_ms,
+            "temperature": temperature,
+            "claimed_rewards": claimed_rewards,
+        },
+        token_ids=np.ascontiguousarray(pairs["token_id"], dtype=np.int32),
+        logprobs=np.ascontiguousarray(pairs["logprob"], dtype=np.float32),
+        lengths=lengths,
+        finishes=finishes,
     )
 
 

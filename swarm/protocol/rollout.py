@@ -16,6 +16,9 @@ MAX_PROMPT_ID = 2**32 - 1
 MAX_COMPLETION_TOKENS = 2**32 - 1
 _MAX_U64 = 2**64 - 1
 _HASH_BYTES = 32
+# Compared with a dtype some ten times as fast as the types are.
+_INT32 = np.dtype(np.int32)
+_FLOAT32 = np.dtype(np.float32)
 
 
 class Finish(IntEnum):
@@ -44,7 +47,7 @@ class Rollout:
     finish: Finish
 
     def __post_init__(self) -> None:
-        if self.token_ids.dtype != np.int32 or self.logprobs.dtype != np.float32:
+        if self.token_ids.dtype != _INT32 or self.logprobs.dtype != _FLOAT32:
             raise ValueError(
                 "token_ids must be int32 and logprobs float32, not "
                 f"{self.token_ids.dtype} and {self.logprobs.dtype}"

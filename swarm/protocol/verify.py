@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swarm.errors import RemoteProtocolError
-from swarm.protocol.codec import CodecLimits, blob_bytes, blob_hash, decode_group
+from swarm.protocol.codec import CodecLimits, PackedGroup, blob_bytes, blob_hash, decode_packed
 from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.reasons import Reason
@@ -147,7 +146,8 @@ def verify_group(
         raise RemoteProtocolError(
             Reason.SIZE, f"{len(blob)} bytes, announced as {expected.size_bytes}"
         )
-    group = decode_group(blob, codec_limits(charter))
+    packed = decode_packed(blob, codec_limits(charter))
+    group = packed.unpack()
     if group.swarm_id != charter.swarm_id:
         raise RemoteProtocolError(Reason.SWARM, f"a group of swarm {group.swarm_id.hex()}")
     if group.publisher != publisher:
@@ -155,14 +155,14 @@ def verify_group(
             Reason.PUBLISHER, f"a group of {group.publisher}, announced by {publisher}"
         )
     announced = (expected.epoch, expected.prompt_id, expected.n_completions, expected.n_tokens)
-    found = (group.epoch, group.prompt_id, len(group.rollouts), group.n_tokens)
+    found = (group.epoch, group.prompt_id, len(group.rollouts), len(packed.token_ids))
     if found != announced:
         raise RemoteProtocolError(
             Reason.ANNOUNCEMENT,
             f"epoch, prompt, completions, tokens are {found}, announced as {announced}",
         )
     _check_prompt(group, charter, prompt_hashes)
-    _check_samples(group, charter)
+    _check_samples(packed, group.temperature, charter)
     return group
 
 
@@ -180,19 +180,14 @@ def _check_prompt(group: RolloutGroup, charter: Charter, prompt_hashes: Sequence
     raise RemoteProtocolError(Reason.PROMPT_UNKNOWN, detail)
 
 
-def _check_samples(group: RolloutGroup, charter: Charter) -> None:
+def _check_samples(packed: PackedGroup, temperature: float, charter: Charter) -> None:
     """Temperature, token range, stop rule and log-probs, over all completions at once."""
     sampling = charter.manifest.sampling
-    if group.temperature != float(np.float32(sampling.temperature)):
+    if temperature != float(np.float32(sampling.temperature)):
         raise RemoteProtocolError(
-            Reason.TEMPERATURE, f"{group.temperature}; the swarm's is {sampling.temperature}"
+            Reason.TEMPERATURE, f"{temperature}; the swarm's is {sampling.temperature}"
         )
-    # (S,) over all S tokens of the group, completion after completion
-    token_ids = np.concatenate([rollout.token_ids for rollout in group.rollouts])
-    logprobs = np.concatenate([rollout.logprobs for rollout in group.rollouts])
-    # (G,)
-    lengths = np.array([len(rollout.token_ids) for rollout in group.rollouts], dtype=np.int64)
-    finishes = np.array([rollout.finish for rollout in group.rollouts], dtype=np.uint8)
+    token_ids, logprobs = packed.token_ids, packed.logprobs
     vocab_size = charter.manifest.tokenizer.vocab_size
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
         raise RemoteProtocolError(
@@ -200,13 +195,7 @@ def _check_samples(group: RolloutGroup, charter: Charter) -> None:
             f"token ids from {token_ids.min()} to {token_ids.max()}; the vocabulary has "
             f"{vocab_size}",
         )
-    problem = _stop_rule_problem(
-        token_ids,
-        lengths,
-        finishes,
-        np.array(sampling.stop_token_ids, dtype=np.int32),
-        sampling.max_completion_tokens,
-    )
+    problem = _stop_rule_problem(packed, sampling.stop_token_ids, sampling.max_completion_tokens)
     if problem:
         raise RemoteProtocolError(Reason.FINISH, problem)
     # Written so that NaN fails it.
@@ -219,19 +208,17 @@ def _check_samples(group: RolloutGroup, charter: Charter) -> None:
 
 
 def _stop_rule_problem(
-    token_ids: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    finishes: NDArray[np.uint8],
-    stop_token_ids: NDArray[np.int32],
-    max_completion_tokens: int,
+    packed: PackedGroup, stop_token_ids: Sequence[int], max_completion_tokens: int
 ) -> str:
     """What contradicts the rule: a completion ends with its first stop token, or at the limit."""
-    is_stop = np.isin(token_ids, stop_token_ids)
-    ends_with_stop = is_stop[np.cumsum(lengths) - 1]
-    if not np.array_equal(ends_with_stop, finishes == Finish.STOP):
+    is_stop = np.zeros(len(packed.token_ids), dtype=np.bool_)
+    for stop_token_id in stop_token_ids:
+        is_stop |= packed.token_ids == stop_token_id
+    ends_with_stop = is_stop[np.cumsum(packed.lengths) - 1]
+    if not np.array_equal(ends_with_stop, packed.finishes == Finish.STOP):
         return "a last token is a stop token where the finish is not STOP, or the other way round"
     if np.count_nonzero(is_stop) != np.count_nonzero(ends_with_stop):
         return "a stop token stands before the end of a completion"
-    if (lengths[finishes == Finish.LENGTH] != max_completion_tokens).any():
+    if (packed.lengths[packed.finishes == Finish.LENGTH] != max_completion_tokens).any():
         return f"finish LENGTH before {max_completion_tokens} tokens"
     return ""
