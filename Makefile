@@ -9,7 +9,11 @@ VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
 
-.PHONY: demo test test-claims test-vllm test-slow bench-ftis lint fmt types clean
+# What the benchmarks compare with, in an environment of its own too.
+PEERS_VENV  := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.installed
+
+.PHONY: demo test test-claims test-vllm test-slow bench bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
@@ -32,6 +36,10 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 # All that `make test` leaves out, but for vLLM.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# Against limits and peers, 25 minutes on two cores: docs/BENCHMARKS.md. ARGS="--only codec".
+bench: $(STAMP) $(PEERS_STAMP)
+	$(BIN)/python -m benchmarks.suite $(ARGS)
 
 # Half an hour on two cores; ARGS=--full takes two hours, ARGS=--quick some minutes.
 bench-ftis: $(STAMP)
@@ -60,5 +68,10 @@ $(VLLM_STAMP): constraints-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile --requirement constraints-vllm.txt
 	touch $(VLLM_STAMP)
 
+$(PEERS_STAMP): constraints-peers.txt
+	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --no-deps --no-compile --requirement constraints-peers.txt
+	touch $(PEERS_STAMP)
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
