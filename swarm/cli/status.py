@@ -63,16 +63,22 @@ def _show(arguments: Arguments, fetch: Callable[[], dict[str, Any]], *, local: b
     if not arguments.watch:
         console.print(view(snapshot, width=console.width))
         return _verdict(snapshot, local)
+    pause_s = 1.0 if local else 5.0
+    if not console.is_terminal:  # a file or a pipe: one after the other
+        while True:
+            console.print(view(snapshot, width=console.width))
+            time.sleep(pause_s)
+            snapshot = fetch()
     from rich.live import Live
 
     with Live(
         view(snapshot, width=console.width),
         console=console,
         auto_refresh=False,
-        screen=console.is_terminal,
+        screen=True,
     ) as live:
         while True:
-            time.sleep(1.0 if local else 5.0)
+            time.sleep(pause_s)
             snapshot = fetch()
             live.update(view(snapshot, width=console.width), refresh=True)
 
