@@ -278,12 +278,13 @@ def test_status_refreshes_in_place(ada: Node) -> None:
         while shown.count(b"health") < 3:
             shown += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
         with contextlib.suppress(OSError):  # the end of a terminal
             while rest := os.read(ours, 65536):
                 shown += rest
+        assert process.wait(60) == 130
     finally:
         process.kill()
+        process.wait()
         os.close(ours)
     assert b"\x1b[?1049h" in shown  # a screen of its own
     assert b"\x1b[?1049l" in shown  # and the one before is back
