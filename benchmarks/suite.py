@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 GROUPS = {
     "codec": "Bytes of groups",
+    "transport": "From one node to another",
+    "node_process": "The processes of a node",
 }
 """Module and heading, in the order in which they run and stand in the report."""
 
