@@ -308,8 +308,11 @@ def _speed_row(tokens: int, rounds: int) -> Row:
         payload = b"".join(nodes[0].blobs[ref.hash] for ref in refs)
         tcp: RawTcp = runner.run(stack.enter_async_context(RawTcp(payload)))
 
+        async def fetch() -> None:  # the runner would make a text of what a coroutine returns
+            await nodes[1].exchange.fetch_blobs(nodes[0].identity.peer_id, wanted)
+
         def ours() -> None:
-            runner.run(nodes[1].exchange.fetch_blobs(nodes[0].identity.peer_id, wanted))
+            runner.run(fetch())
 
         def raw() -> None:
             runner.run(tcp.fetch())
