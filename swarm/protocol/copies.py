@@ -50,5 +50,6 @@ class SeenCompletions:
 
 
 def _digest(prompt_id: int, rollout: Rollout) -> bytes:
-    message = struct.pack("<I", prompt_id) + rollout.token_ids.astype("<i4").tobytes()
-    return hashlib.sha256(message).digest()[:_DIGEST_BYTES]
+    digest = hashlib.sha256(struct.pack("<I", prompt_id))
+    digest.update(rollout.token_ids.astype("<i4", copy=False).data)
+    return digest.digest()[:_DIGEST_BYTES]

@@ -61,7 +61,7 @@ def test_the_sources_are_those_that_were_mended() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "5\n"
+    assert done.stdout == "6\n"
 
 
 def test_apply_puts_every_mend_in_place_and_may_be_repeated() -> None:
