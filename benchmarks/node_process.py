@@ -183,7 +183,7 @@ def _small_tokenizer(
             ours=took.median,
             aim="< 2 s",
             met=took.median < 2.0,
-            how=f"until it has the terms and a connection by its own status; median of {starts} starts",
+            how=f"until its status has the terms and a connection; median of {starts} starts",
             details=took.summary(),
         ),
     ]
