@@ -62,6 +62,41 @@ class ModelFacts:
     vocabulary: int
 
     @classmethod
+    def of_shape(
+        cls,
+        *,
+        hidden: int,
+        layers: int,
+        intermediate: int,
+        query: int,
+        key_value: int,
+        vocabulary: int,
+        tied: bool,
+    ) -> Self:
+        """Of a decoder with gated MLPs, as Llama's and Qwen's; norms and biases are left out."""
+        one_layer = {
+            "q_proj": (query, hidden), "k_proj": (key_value, hidden), "v_proj": (key_value, hidden),
+            "o_proj": (hidden, query), "gate_proj": (intermediate, hidden),
+            "up_proj": (intermediate, hidden), "down_proj": (hidden, intermediate),
+        }  # fmt: skip
+        matrices = {
+            f"{layer}.{name}.weight": shape
+            for layer in range(layers)
+            for name, shape in one_layer.items()
+        }
+        ends = (1 if tied else 2) * vocabulary * hidden
+        return cls(
+            parameters=ends + sum(rows * columns for rows, columns in matrices.values()),
+            matrices=matrices,
+            hidden=hidden,
+            layers=layers,
+            intermediate=intermediate,
+            query=query,
+            key_value=key_value,
+            vocabulary=vocabulary,
+        )
+
+    @classmethod
     def read(cls, folder: Path) -> Self:
         """From a Hugging Face model folder.
 

@@ -76,8 +76,7 @@ def _text(shown: Mapping[str, Any]) -> str:
         f"({shown['tokenizer']['vocab_size']} tokens); size, architecture, full or LoRA are yours",
     ]
     for model in shown["models"]:
-        fits = "full or LoRA" if model["full"] else "LoRA" if model["lora"] else "too large"
-        lines.append(f"           {model['name']:<28} {model['parameters_b']:g} B  {fits} here")
+        lines.append(f"           {model['name']:<28} {_taken(model, shown['room'])}")
     lines += [
         f"traffic    about {size(traffic['group_bytes'])} a group at most; now "
         f"{size(traffic['swarm_bytes_per_hour'])} an hour made by all",
@@ -86,3 +85,14 @@ def _text(shown: Mapping[str, Any]) -> str:
         "           not your weights",
     ]
     return "\n".join(lines)
+
+
+def _taken(model: Mapping[str, Any], room: Mapping[str, Any]) -> str:
+    """What a model takes at least, in each mode, and whether that is here."""
+    from swarm.model_memory import gigabytes
+
+    ways = [
+        f"{name} from {gigabytes(taken)}{'' if taken <= room['memory_bytes'] else ' (too large)'}"
+        for name, taken in (("full", model["full_bytes"]), ("LoRA", model["lora_bytes"]))
+    ]
+    return f"{', '.join(ways)} of {gigabytes(room['memory_bytes'])} {room['where']} here"

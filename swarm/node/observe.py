@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import IdentityError, RemoteProtocolError, UnreachableError
+from swarm.model_memory import Workload
 from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.node.fitting import candidates, memory_for_learner
@@ -94,6 +95,9 @@ async def offer(invite: Invite, timeout_s: float) -> dict[str, Any]:
     totals = _totals(_members(records))
     group_tokens = sampling.group_size * sampling.max_completion_tokens
     room = memory_for_learner()
+    workload = Workload(
+        sampling.group_size, sampling.max_prompt_tokens, sampling.max_completion_tokens
+    )
     return {
         "schema": "swarm-node/offer/1",
         "id": invite.swarm_id.hex(),
@@ -118,7 +122,7 @@ async def offer(invite: Invite, timeout_s: float) -> dict[str, Any]:
             "vocab_size": manifest.tokenizer.vocab_size,
             "fingerprint": manifest.tokenizer.fingerprint,
         },
-        "models": candidates(manifest.tokenizer.vocab_size, room),
+        "models": candidates(manifest.tokenizer.vocab_size, workload, room),
         "room": {"where": room.where, "memory_bytes": room.memory_bytes},
         "traffic": {
             "group_bytes": blob_bytes(sampling.group_size, group_tokens),
