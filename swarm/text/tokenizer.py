@@ -4,6 +4,7 @@ Owns: reading a tokenizer, its fingerprint, the hashes of token ids, and the pla
 not know: what a manifest asks for, how a template is rendered (swarm.text.template).
 """
 
+import ctypes
 import hashlib
 import json
 import struct
@@ -70,7 +71,9 @@ class Tokenizer:
         eos_token = _token_text(config.get("eos_token"))
         if eos_token is not None and tokenizer.token_to_id(eos_token) is None:
             raise DataError(f"{config_path}: eos_token {eos_token!r} is no token of {path}")
-        return cls(tokenizer, eos_token, _chat_template(folder, config))
+        made = cls(tokenizer, eos_token, _chat_template(folder, config))
+        _give_back_memory()
+        return made
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens only where the text itself spells them."""
@@ -106,6 +109,15 @@ class Tokenizer:
 def tokens_sha256(prompt_hashes: Iterable[bytes]) -> str:
     """Hex sha256 over the hashes of all prompts of a set, in order."""
     return hashlib.sha256(b"".join(prompt_hashes)).hexdigest()
+
+
+def _give_back_memory() -> None:
+    """To the system what reading has freed: of 150,000 tokens, 100 MB that malloc would keep."""
+    trim = getattr(
+        ctypes.CDLL(None), "malloc_trim", None
+    )  # glibc's; others give back by themselves
+    if trim is not None:
+        trim(0)
 
 
 def _read(path: Path) -> str:
