@@ -202,7 +202,7 @@ class Membership:
                 data = await self._exchange.fetch_charter(peer)
             return Charter.from_bytes(data, swarm_id)
 
-        delay = 0.5
+        delay = 0.1  # the first connection is up within this or the next round
         failures: Counter[str] = Counter()
         said = ""
         while (charter := await self._first_answer("manifest", ask, failures)) is None:
