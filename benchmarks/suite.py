@@ -32,6 +32,7 @@ GROUPS = {
     "codec": "Bytes of groups",
     "transport": "From one node to another",
     "node_process": "The processes of a node",
+    "training": "Training step and log-probs",
 }
 """Module and heading, in the order in which they run and stand in the report."""
 
