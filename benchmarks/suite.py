@@ -33,6 +33,7 @@ GROUPS = {
     "transport": "From one node to another",
     "node_process": "The processes of a node",
     "training": "Training step and log-probs",
+    "sampling": "Sampling",
 }
 """Module and heading, in the order in which they run and stand in the report."""
 
