@@ -34,6 +34,7 @@ GROUPS = {
     "node_process": "The processes of a node",
     "training": "Training step and log-probs",
     "sampling": "Sampling",
+    "growth": "Growth with the swarm",
 }
 """Module and heading, in the order in which they run and stand in the report."""
 

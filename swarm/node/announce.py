@@ -41,6 +41,10 @@ MAX_NOTIFIED = 16
 """Members that get a notice at once; more are chosen at random, the others read the DHT."""
 
 
+MAX_SHARDS_READ = 4
+"""Shards of announcements that are read in a round, chosen at random: what a node reads stays
+bounded in a swarm of any size, and it needs groups of some members, not of all."""
+
 MAX_BAD_RECORDS = 4096
 """Records remembered as no announcements."""
 
@@ -173,8 +177,10 @@ class Announcer:
         bucket = bucket_of(time.time())
         for key in (
             announcement_key(self._swarm_id, when, shard)
+            for shard in self._random.sample(
+                range(self._shards), min(self._shards, MAX_SHARDS_READ)
+            )
             for when in (bucket - 1, bucket)
-            for shard in range(self._shards)
         ):
             for (publisher, _), body in (await self._overlay.get(key)).items():
                 if publisher != self._overlay.peer_id:
