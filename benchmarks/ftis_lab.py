@@ -390,6 +390,7 @@ def _figures(report: StepReport, own: Sequence[Sampled]) -> dict[str, float | No
         "is_weight_mean": report.is_weight_mean,
         "truncated_token_share": report.truncated_share,
         "cut_share": report.truncated_completions / report.samples,
+        "batch_tokens": float(report.batch_tokens),
         "model_token_share": report.tokens / report.batch_tokens,
         "grad_norm": report.grad_norm,
         "moved": float(report.stepped),

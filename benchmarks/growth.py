@@ -279,8 +279,9 @@ def _traffic_row(found: dict[str, float]) -> Row:
         limit_name="others' part of a full batch",
         aim=f"bounded: <= {bound}",
         met=found["most_groups_in"] <= bound,
-        how=f"simulated transport, {ROUNDS} steps of {BATCH_GROUPS} groups, {min(OBSERVED, found['peers'])} nodes "
-        f"counted: at most {found['most_groups_in']:g}; {found['notices_out']:.0f} notices sent, "
+        how=f"simulated transport, {ROUNDS} steps of {BATCH_GROUPS} groups, "
+        f"{min(OBSERVED, found['peers'])} nodes counted: at most {found['most_groups_in']:g}; "
+        f"{found['notices_out']:.0f} notices sent, "
         f"{found['bytes_in'] / 1e3:.1f} KB fetched a step at 64 tokens a group; "
         f"{found['rejected']:.0f} rejected",
         details=found,

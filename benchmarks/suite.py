@@ -35,6 +35,7 @@ GROUPS = {
     "training": "Training step and log-probs",
     "sampling": "Sampling",
     "growth": "Growth with the swarm",
+    "speedup": "Time to accuracy",
 }
 """Module and heading, in the order in which they run and stand in the report."""
 
