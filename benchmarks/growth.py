@@ -36,7 +36,9 @@ from swarm.protocol.verify import verify_group, verify_ref
 
 COMPLETIONS, TOKENS = 4, 16
 BATCH_GROUPS = 16
-ROUNDS = 4
+ROUNDS = 6
+WARM_UP = 2
+"""Rounds in which pools fill, which are not counted."""
 OBSERVED = 16
 PEERS_PER_SHARD = 64
 MAX_VALUE_BYTES = 512 * 1024
@@ -202,7 +204,10 @@ async def simulate(size: int, folder: Path) -> dict[str, float]:
         if here is not None:
             wire.receivers[peer] = announcers[peer]
             tasks.append(asyncio.create_task(here.gatherer.run(lambda: 600.0)))
+    before: list[Counter[str]] = []
     for turn in range(ROUNDS):
+        if turn == WARM_UP:
+            before = [networks[peer].counted.copy() for peer in observed]
         own: dict[str, list[PooledGroup]] = {}
         for identity in identities:
             peer = identity.peer_id
@@ -217,6 +222,12 @@ async def simulate(size: int, folder: Path) -> dict[str, float]:
             await asyncio.sleep(0)
         for peer, node in gathering.items():
             node.train(own.get(peer, []))
+    seen = [
+        {name: counted[name] - start[name] for name in ("groups", "bytes", "notices")}
+        for counted, start in zip(
+            (networks[peer].counted for peer in observed), before, strict=True
+        )
+    ]
     await asyncio.sleep(DHT_PERIOD_S + 1)  # until records were stored and read
     for task in tasks:
         task.cancel()
@@ -224,16 +235,16 @@ async def simulate(size: int, folder: Path) -> dict[str, float]:
             await task
     for node in gathering.values():
         node.ledger.close()
-    seen = [networks[peer].counted for peer in observed]
     counts = [len(prompts) for prompts in owned.values()]
     return {
         "peers": size,
         "shards": shards,
-        "groups_in": statistics.fmean(c["groups"] for c in seen) / ROUNDS,
-        "most_groups_in": max(c["groups"] for c in seen) / ROUNDS,
-        "bytes_in": statistics.fmean(c["bytes"] for c in seen) / ROUNDS,
-        "notices_out": statistics.fmean(c["notices"] for c in seen) / ROUNDS,
+        "groups_in": statistics.fmean(c["groups"] for c in seen) / (ROUNDS - WARM_UP),
+        "most_groups_in": max(c["groups"] for c in seen) / (ROUNDS - WARM_UP),
+        "bytes_in": statistics.fmean(c["bytes"] for c in seen) / (ROUNDS - WARM_UP),
+        "notices_out": statistics.fmean(c["notices"] for c in seen) / (ROUNDS - WARM_UP),
         "rejected": sum(node.gatherer.counts.rejected for node in gathering.values()),
+        "evicted": sum(node.pool.evicted for node in gathering.values()),
         "batches": statistics.fmean(node.batches for node in gathering.values()),
         "spread": statistics.pstdev(counts) / statistics.fmean(counts),
         "fair_spread": (size / (ROUNDS * size)) ** 0.5 * (1 - 1 / size) ** 0.5,
@@ -279,7 +290,7 @@ def _traffic_row(found: dict[str, float]) -> Row:
         limit_name="others' part of a full batch",
         aim=f"bounded: <= {bound}",
         met=found["most_groups_in"] <= bound,
-        how=f"simulated transport, {ROUNDS} steps of {BATCH_GROUPS} groups, "
+        how=f"simulated transport, {ROUNDS - WARM_UP} steps of {BATCH_GROUPS} groups, "
         f"{min(OBSERVED, found['peers'])} nodes counted: at most {found['most_groups_in']:g}; "
         f"{found['notices_out']:.0f} notices sent, "
         f"{found['bytes_in'] / 1e3:.1f} KB fetched a step at 64 tokens a group; "

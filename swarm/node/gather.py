@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -96,6 +97,7 @@ class Gatherer:
         self._ledger = ledger
         self._queues: OrderedDict[str, OrderedDict[bytes, tuple[GroupRef, float]]] = OrderedDict()
         self._busy: set[str] = set()
+        self._coming = 0
         self._wake = asyncio.Event()
         self.counts = GatherCounts()
 
@@ -110,12 +112,6 @@ class Gatherer:
             if ref.hash in queue or self._pool.wants(ref, publisher) is Reason.DUPLICATE:
                 continue
             self.counts.announced += 1
-            try:
-                self._check(ref, publisher)
-            except RemoteProtocolError as error:
-                self._pool.dismiss(ref.hash)
-                self.reject(publisher, error)
-                continue
             queue[ref.hash] = (ref, now)
         while len(queue) > MAX_QUEUED_PER_PEER:
             queue.popitem(last=False)
@@ -152,10 +148,16 @@ class Gatherer:
                     choice = self._choose(max_age_s())
                 publisher, wanted = choice
                 self._busy.add(publisher)
+                self._coming += len(wanted)
                 task = tasks.create_task(
                     self._fetch(publisher, wanted, max(MIN_FETCH_S, max_age_s()))
                 )
-                task.add_done_callback(lambda _: slots.release())
+                task.add_done_callback(partial(self._done, slots, len(wanted)))
+
+    def _done(self, slots: asyncio.Semaphore, groups: int, _: asyncio.Task[None]) -> None:
+        self._coming -= groups
+        slots.release()
+        self._wake.set()
 
     def _choose(self, max_age_s: float) -> tuple[str, list[tuple[GroupRef, float]]] | None:
         """The next publisher in turn that may be asked, and its newest groups that fit."""
@@ -173,12 +175,12 @@ class Gatherer:
                     self._leave_out(Reason.AGE, 1 + len(queue))
                     queue.clear()  # the rest is older
                     break
-                verdict = self._pool.wants(ref, publisher)
+                verdict = self._pool.wants(ref, publisher, self._coming + len(wanted))
                 too_much = bool(wanted) and size + ref.size_bytes > MAX_FETCH_BYTES
                 if verdict is Reason.NO_ROOM or (verdict is None and too_much):
                     queue[digest] = (ref, announced_s)
                     break
-                if verdict is None:
+                if verdict is None and self._passes(ref, publisher):
                     size += ref.size_bytes
                     wanted.append((ref, announced_s))
             if not queue:
@@ -188,6 +190,17 @@ class Gatherer:
             if wanted:
                 return publisher, wanted
         return None
+
+    def _passes(self, ref: GroupRef, publisher: str) -> bool:
+        """Check what is about to be fetched, and only that: who owns a prompt takes a hash for
+        each member, and large swarms announce far more than a node uses."""
+        try:
+            self._check(ref, publisher)
+        except RemoteProtocolError as error:
+            self._pool.dismiss(ref.hash)
+            self.reject(publisher, error)
+            return False
+        return True
 
     async def _fetch(
         self, publisher: str, wanted: list[tuple[GroupRef, float]], timeout_s: float

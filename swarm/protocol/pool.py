@@ -164,8 +164,13 @@ class Pool:
         held = len(self._foreign.get(publisher, ()))
         return max(0, 2 * self._cap(live_peers) - held)
 
-    def wants(self, ref: GroupRef, publisher: str) -> Reason | None:
+    def wants(self, ref: GroupRef, publisher: str, coming: int = 0) -> Reason | None:
         """Why an announced group of another node is not worth fetching now; None: it is.
+
+        Args:
+            ref: the announced group.
+            publisher: who announced it.
+            coming: groups that are being fetched, and take room as soon as they are here.
 
         In a full pool there is room only for a publisher that has at least two groups fewer in it
         than another one: it takes the place of that one's oldest. So a flood of announcements
@@ -175,8 +180,10 @@ class Pool:
             return Reason.DUPLICATE
         if ref.hash in self._dismissed:
             return Reason.DUPLICATE
-        if self.room() > 0:
+        if self.room() > coming:
             return None
+        if not self._foreign:
+            return Reason.NO_ROOM
         most = max(len(groups) for groups in self._foreign.values())
         return None if len(self._foreign.get(publisher, ())) + 1 < most else Reason.NO_ROOM
 

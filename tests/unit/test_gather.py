@@ -193,10 +193,14 @@ async def test_what_finds_no_room_is_fetched_once_there_is_some(tmp_path: Path) 
 
         exchange: Any = SimpleNamespace(fetch_blobs=fetch_blobs)
         gatherer = gatherer_of(node, exchange, pool, live_peers=lambda: 4)
+        checked: list[GroupRef] = []
+        check = gatherer._check
+        gatherer._check = lambda ref, peer: (checked.append(ref), check(ref, peer))[1]
         gatherer.offer(MALLORY.peer_id, Announcement(PROTOCOL_VERSIONS, (ref,), 3, 5))
         running = asyncio.create_task(gatherer.run(lambda: 600.0))
         await asyncio.sleep(0.05)
         assert not asked
+        assert not checked  # an owner takes a hash for each member: not for what is not fetched
         assert pool.compose(4) is not None
         gatherer.wake()
         async with asyncio.timeout(60.0):

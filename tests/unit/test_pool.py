@@ -168,6 +168,14 @@ def test_a_flood_displaces_only_itself() -> None:
     assert kept == {"a": 2, "b": 2, "c": 2}
 
 
+def test_what_is_on_its_way_takes_room() -> None:
+    pool = filled(2, a=2, b=1)  # room for one
+    assert pool.wants(ref(group(CARL, 9)), CARL) is None
+    assert pool.wants(ref(group(BERT, 9)), BERT, coming=1) is Reason.NO_ROOM
+    assert pool.wants(ref(group(CARL, 9)), CARL, coming=1) is None  # evens it out
+    assert Pool(1).wants(ref(group(CARL, 9)), CARL, coming=2) is Reason.NO_ROOM
+
+
 def test_a_full_pool_wants_only_what_evens_it_out() -> None:
     pool = filled(2, a=4)
     assert pool.wants(ref(group(ANNA, 9)), ANNA) is Reason.NO_ROOM
