@@ -1,4 +1,4 @@
-"""Every command that the docs show is one that the program understands."""
+"""Every command that the docs show is one that the program understands, every link leads on."""
 
 import re
 from pathlib import Path
@@ -58,3 +58,17 @@ def test_a_comment_and_a_broken_line_are_read_as_a_shell_does(
     assert found.words == ["swarm-node", "join", "swarm1...", "--name", "a b"]
     assert found.where == "page.md: How"
     assert [mention.text for mention in mentions(page)] == ["swarm-node status"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file, _, heading = link.partition("#")
+        if ":" in file:
+            continue
+        target = (page.parent / file) if file else page
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings]
+            assert heading in anchors, link
