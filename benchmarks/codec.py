@@ -168,7 +168,7 @@ def rows(quick: bool) -> list[Row]:
         bound = interleave({"ours": on_cpu(ours), "limit": on_cpu(limit)}, rounds)
         against = {"ours": on_cpu(ours), **{name: on_cpu(f) for name, f in lists_of.items()}}
         result.append(_against_limit(what, bound))
-        result.append(_against_lists(what, interleave(against, rounds)))
+        result.append(_against_lists(what, interleave(against, rounds), bound["limit"]))
     result.append(_bytes_row(len(blob), {k: len(v) for k, v in packed.items()}, where))
     result.extend(_genrl_rows(tokens, rounds, blob, encode, decode))
     result.append(_wire_row(32 if quick else 256))
@@ -195,12 +195,16 @@ def _against_limit(what: str, found: dict[str, Timing]) -> Row:
         ratio_of="limit / ours",
         aim=">= 0.6",
         met=share >= 0.6,
+        cause="Beyond the two hashes it checks an Ed25519 signature (0.13 ms), makes 64 rollouts "
+        "(0.1 ms), and checks tokens, stop rule and log-probs (0.1 ms). Tried: these checks on the "
+        "arrays as they stand on the wire, which took a quarter of the time away; a body that is "
+        "not copied before it is joined.",
         how=f"{len(found['ours'].values)} interleaved rounds, CPU time of one thread",
         details=_details(found),
     )
 
 
-def _against_lists(what: str, found: dict[str, Timing]) -> Row:
+def _against_lists(what: str, found: dict[str, Timing], limit: Timing) -> Row:
     faster = {name: ratio(found[name], found["ours"]) for name in ("msgpack", "json")}
     return Row(
         what=what,
@@ -212,6 +216,9 @@ def _against_lists(what: str, found: dict[str, Timing]) -> Row:
         ratio_of="peer / ours",
         aim=">= 20",
         met=min(faster.values()) >= 20,
+        cause=f"Two hashes and two copies, the limit, are themselves only "
+        f"{found['msgpack'].median / limit.median:.0f} times as fast as MessagePack lists, which "
+        "are hashed once, signed not at all and not checked.",
         how="as above; lists are made of arrays and become arrays again, and are hashed once",
         details={"times_faster": faster},
     )

@@ -111,6 +111,7 @@ class Row:
         aim: in words.
         met: whether the aim is; None: it has none, or the figure it needs is missing.
         how: it was measured.
+        cause: why the aim is not reached, where that is known, and what was tried.
         details: anything else, as JSON has it.
     """
 
@@ -126,6 +127,7 @@ class Row:
     ratio_of: str = ""
     aim: str = ""
     met: bool | None = None
+    cause: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -34,9 +34,10 @@ def render(result: Mapping[str, Any]) -> str:
             parts.append("\n| what | ours | peer | limit | ratio | aim | how measured |\n")
             parts.append("|---|---|---|---|---|---|---|\n")
             parts.extend(f"| {' | '.join(_cells(row))} |\n" for row in group["rows"])
-        missed += [row["what"] for row in group["rows"] if row["met"] is False]
+        missed += [row for row in group["rows"] if row["met"] is False]
     if missed:
-        parts.append("\n## Not reached\n\n" + "".join(f"- {what}\n" for what in missed))
+        parts.append("\n## Not reached\n\n")
+        parts.extend(f"- **{row['what']}**, {row['aim']}. {row['cause']}\n" for row in missed)
     return "".join(parts)
 
 

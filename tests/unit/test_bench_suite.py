@@ -75,7 +75,17 @@ def test_candidates_take_turns_and_ratios_pair_the_rounds() -> None:
 
 def test_the_report_names_what_is_short_of_its_aim() -> None:
     good = Row(what="good", unit="s", ours=1.5, how="x", aim="< 2 s", met=True)
-    bad = Row(what="bad", unit="s", ours=2.5, how="y", ratio=0.25, ratio_of="a / b", met=False)
+    bad = Row(
+        cause="Slow.",
+        what="bad",
+        unit="s",
+        ours=2.5,
+        how="y",
+        ratio=0.25,
+        ratio_of="a / b",
+        aim="> 1",
+        met=False,
+    )
     group = {
         "title": "Both",
         "machine": {**suite.machine(), "cores": 2, "load_at_start": 7.5},
@@ -84,6 +94,6 @@ def test_the_report_names_what_is_short_of_its_aim() -> None:
     }
     text = render({"quick": False, "groups": {"g": group}})
     assert "| good | 1.5 s |  |  |  | < 2 s: yes | x |" in text
-    assert "| bad | 2.5 s |  |  | 0.25 (a / b) | : **no** | y |" in text
-    assert text.partition("## Not reached")[2].split() == ["-", "bad"]
+    assert "| bad | 2.5 s |  |  | 0.25 (a / b) | > 1: **no** | y |" in text
+    assert text.partition("## Not reached")[2].strip() == "- **bad**, > 1. Slow."
     assert "Other work shared the cores" in text
