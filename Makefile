@@ -13,7 +13,7 @@ VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
 PEERS_VENV  := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
 
-.PHONY: demo test test-claims test-vllm test-slow bench bench-ftis lint fmt types clean
+.PHONY: demo test test-claims test-vllm test-slow fuzz bench bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
@@ -36,6 +36,12 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 # All that `make test` leaves out, but for vLLM.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# Seven minutes: each reader of other people's bytes for one. ARGS="codec --runs 1000000".
+fuzz: $(STAMP)
+	$(BIN)/python -c 'import atheris' || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m fuzz $(ARGS)
 
 # Against limits and peers, 25 minutes on two cores: docs/BENCHMARKS.md. ARGS="--only codec".
 bench: $(STAMP) $(PEERS_STAMP)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import DataError
-from swarm.paths import listed_checkpoints
+from swarm.paths import listed_checkpoints, parse_json
 
 SCHEMA = "swarm-node/checkpoint/1"
 
@@ -55,7 +55,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         DataError: missing or damaged.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no {MANIFEST}") from None
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import IdentityError, NotRunningError, SwarmError
+from swarm.paths import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ControlServer:
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            request = json.loads(line)
+            request = parse_json(line)
             command = request["command"]
             handler = self._handlers[command]
         except (ValueError, TypeError, KeyError):
@@ -110,7 +111,7 @@ def control_request(
     if not line:
         raise NotRunningError(f"the node closed {path} without an answer; it may be stopping")
     try:
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = parse_json(line)
     except ValueError:
         raise NotRunningError(
             f"the node broke its answer off at {path}; it may be stopping"

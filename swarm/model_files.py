@@ -5,13 +5,12 @@ not know: how a model is loaded.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.config import ModelSection
 from swarm.errors import ConfigError, DataError, first_line
-from swarm.paths import user_path
+from swarm.paths import parse_json, user_path
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a Hub repository that are downloaded: never code, never pickles."""
@@ -82,7 +81,7 @@ def read_adapter_form(folder: Path) -> AdapterForm:
     """
     path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
         kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
         targets = config["target_modules"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -112,7 +111,7 @@ def context_tokens(folder: Path) -> int | None:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     for section in (config, config.get("text_config")) if isinstance(config, dict) else ():

@@ -7,7 +7,6 @@ The estimate is of peaks. What it cannot know (fragmentation, kernels' workspace
 a tenth on activations and cache, and a fixed sum for libraries.
 """
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Self
 
 from swarm.config import ModelSection, NodeConfig
 from swarm.errors import ConfigError, DataError
+from swarm.paths import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 """safetensors' own limit."""
@@ -105,7 +105,7 @@ class ModelFacts:
         """
         path = folder / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = parse_json(path.read_text(encoding="utf-8"))
             config = config.get("text_config", config)
             hidden = int(_first(config, "hidden_size", "n_embd"))
             heads = int(_first(config, "num_attention_heads", "n_head"))
@@ -435,7 +435,7 @@ def _weights(folder: Path) -> Iterator[tuple[str, list[int]]]:
                 (length,) = struct.unpack("<Q", file.read(8))
                 if length > MAX_HEADER_BYTES:
                     raise ValueError(f"a header of {length} bytes")
-                header = json.loads(file.read(length))
+                header = parse_json(file.read(length))
             for name, tensor in header.items():
                 if name != "__metadata__":
                     yield name, [int(size) for size in tensor["shape"]]

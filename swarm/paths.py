@@ -106,6 +106,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value that a text of JSON describes.
+
+    Raises:
+        ValueError: malformed, or nested deeper than Python's parser goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+
+
 def append_json(path: Path, record: Mapping[str, Any]) -> None:
     """Add one line of JSON to a log.
 
@@ -333,8 +345,8 @@ class SwarmDir:
     def load_peers(self) -> list[str]:
         """Addresses of members seen earlier, newest first; empty where there is no usable list."""
         try:
-            value = json.loads(self.peers_path.read_text())
-        except (OSError, ValueError, RecursionError):
+            value = parse_json(self.peers_path.read_text())
+        except (OSError, ValueError):
             return []
         addresses = value.get("addresses") if isinstance(value, dict) else None
         return [a for a in addresses if isinstance(a, str)] if isinstance(addresses, list) else []
@@ -424,11 +436,11 @@ def _json_object(path: Path, advice: str = "") -> dict[str, Any] | None:
         DataError: it is damaged, and what can be done.
     """
     try:
-        value = json.loads(path.read_text())
+        value = parse_json(path.read_text())
         if not isinstance(value, dict):
             raise ValueError("no JSON object")
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: damaged: {error}{'; ' if advice else ''}{advice}") from None
     return value

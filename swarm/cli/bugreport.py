@@ -10,6 +10,7 @@ from typing import Any
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
 from swarm.cli.output import out
 from swarm.errors import ConfigError, ExitCode
+from swarm.paths import parse_json
 
 SHOWN_VARIABLES = ("SWARM_", "CUDA_", "OMP_", "HF_H", "TORCH", "NCCL_", "XDG_", "LANG", "TERM")
 
@@ -77,7 +78,6 @@ def _environment() -> dict[str, str]:
 
 def _doctor(root: Path) -> Any:
     """The doctor's findings on this machine; in a process of its own, as it may hang."""
-    import json
     import subprocess
 
     done = subprocess.run(
@@ -88,4 +88,4 @@ def _doctor(root: Path) -> Any:
         timeout=300,
         check=False,
     )  # fmt: skip
-    return json.loads(done.stdout)
+    return parse_json(done.stdout)

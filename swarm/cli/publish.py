@@ -1,12 +1,12 @@
 """The run's result for others: `swarm-node publish`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, run_dir_of
 from swarm.cli.output import out, out_json
 from swarm.errors import DataError, ExitCode
+from swarm.paths import parse_json
 
 
 def add(verbs: Verbs) -> None:
@@ -70,5 +70,5 @@ def _publish(arguments: Arguments) -> int:
 def _evaluations(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    lines = [parse_json(line) for line in path.read_text().splitlines() if line.endswith("}")]
     return [line for line in lines if line.get("evaluation")]

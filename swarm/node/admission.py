@@ -6,12 +6,11 @@ The owner's word comes first, then the roster, then the organizers' bans, which 
 hold unless the owner turned them off, or unbanned the peer.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import DataError, RemoteProtocolError, UsageError
-from swarm.paths import write_json
+from swarm.paths import parse_json, write_json
 from swarm.protocol.identity import public_key_of
 from swarm.protocol.manifest import Charter
 from swarm.protocol.reasons import Reason
@@ -109,7 +108,7 @@ def _check(peer_id: str) -> None:
 
 def _load(path: Path) -> tuple[set[str], set[str]]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
         lists = [value["banned"], value["allowed"]]
         if not all(isinstance(peer, str) for peers in lists for peer in peers):
             raise ValueError("peer ids are texts")

@@ -5,7 +5,6 @@ Owns: reading each kind into prompts, and saying where each one stands. A source
 `?key=value&key=value`. Does not know: tokenizers, manifests, which prompts can be used.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from swarm.errors import DataError, UsageError
-from swarm.paths import user_path
+from swarm.paths import parse_json, user_path
 from swarm.protocol.prompts import FIELDS, MAX_TAG_CHARS, Prompt, prompt_of, read_lines
 from swarm.rewards import gym
 from swarm.rewards.combined import parse as parse_reward
@@ -244,7 +243,7 @@ def _number(source: str, options: Mapping[str, str], key: str, default: int) -> 
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -8,7 +8,6 @@ with their samples, metrics, the last checkpoint; besides them result.json.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from swarm.learner.calls import (
 from swarm.learner.process import LearnerProcess
 from swarm.node.prompt_table import PromptTable, RenderedSet, check_tokenizer, render_set
 from swarm.node.store import blob_path
-from swarm.paths import RunDir, append_json, user_path, write_json
+from swarm.paths import RunDir, append_json, parse_json, user_path, write_json
 from swarm.protocol.codec import blob_hash, decode_group
 from swarm.protocol.manifest import Charter, PromptSetRef
 from swarm.protocol.pool import PooledGroup
@@ -391,7 +390,7 @@ def _same_weights(written: Path, kept: Path | None) -> bool | None:
         return None
     try:
         files = [
-            json.loads((path / "checkpoint.json").read_text())["files"] for path in (written, kept)
+            parse_json((path / "checkpoint.json").read_text())["files"] for path in (written, kept)
         ]
     except (OSError, ValueError, KeyError):
         return None

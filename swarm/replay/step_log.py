@@ -17,7 +17,6 @@ end left out). Samples without an advantage, or that the filter drops for it, sk
 their divergence is not known.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import DataError
+from swarm.paths import parse_json
 from swarm.protocol.pool import PooledGroup
 
 OUTCOMES: Mapping[str, str] = {
@@ -192,7 +192,7 @@ class StepLog:
 
     def _parse(self, line: bytes, number: int) -> LoggedStep:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             step: int = record["step"]
             if type(step) is not int or step < 1:
                 raise ValueError(f"step {step!r}")

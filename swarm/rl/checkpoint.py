@@ -40,7 +40,7 @@ from swarm.checkpoint_files import (
     sha256,
 )
 from swarm.errors import DataError
-from swarm.paths import listed_checkpoints
+from swarm.paths import listed_checkpoints, parse_json
 from swarm.rl.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Checkpoint:
             DataError: not what `save` writes.
         """
         try:
-            totals = json.loads((self.path / TRAINER_TOTALS).read_text())
+            totals = parse_json((self.path / TRAINER_TOTALS).read_text())
             return load_file(self.path / TRAINER_TENSORS), totals
         except (OSError, ValueError, SafetensorError) as error:
             raise DataError(f"{self.path}: trainer state cannot be read: {error}") from None

@@ -6,7 +6,6 @@ logits against tokens. Does not know: text, tokenizers, rewards, losses, optimiz
 
 import functools
 import inspect
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from swarm import model_files
 from swarm.config import ModelSection
 from swarm.errors import ConfigError, DataError, first_line
+from swarm.paths import parse_json
 from swarm.rl import adapters
 from swarm.rl.device import choose_device, choose_dtype
 from swarm.rl.token_logprobs import Head, scaled_logits, token_logprobs
@@ -424,7 +424,7 @@ def _check_weight_files(folder: Path) -> None:
             "Weights must be in safetensors format"
         )
     try:
-        shards = set(json.loads(index.read_text())["weight_map"].values())
+        shards = set(parse_json(index.read_text())["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{index}: not a weight index: {error!r}") from None
     missing = sorted(name for name in shards if not (folder / str(name)).is_file())

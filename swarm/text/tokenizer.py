@@ -15,6 +15,7 @@ from typing import Any, Self
 import tokenizers
 
 from swarm.errors import DataError
+from swarm.paths import parse_json
 from swarm.protocol.prompts import prompt_tokens_sha256 as prompt_hash
 
 __all__ = ["PLAIN_TEMPLATE", "Tokenizer", "prompt_hash", "tokens_sha256"]
@@ -131,8 +132,8 @@ def _read(path: Path) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        config = parse_json(_read(path))
+    except ValueError as error:
         raise DataError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise DataError(f"{path}: must hold a JSON object, not {type(config).__name__}")

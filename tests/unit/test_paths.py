@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.paths import DataDir, append_json
+from swarm.paths import DataDir, append_json, parse_json
 
 FILLED = """
 import resource, signal, sys
@@ -77,3 +77,8 @@ def test_a_node_that_ended_leaves_no_folder_for_sockets(tmp_path: Path) -> None:
     data_dir.lock()
     assert data_dir.runtime_dir.is_dir()
     data_dir.unlock()
+
+
+def test_json_that_is_nested_too_deep_is_an_error_like_any_other() -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        parse_json("[" * 100_000)
