@@ -55,6 +55,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	test ! -x $(BIN)/hadolint || $(BIN)/hadolint docker/Dockerfile
 
 types: $(STAMP)
 	$(BIN)/mypy
