@@ -1,7 +1,7 @@
 """A run's result on the Hugging Face Hub: weights, tokenizer, model card, the run's record.
 
 Owns: the card's text, and what of a run's record goes there. Does not know: which checkpoint, and
-which of its files are the model's (`swarm.export`).
+which files are the model's (`swarm.export`).
 
 Optimizer and node state stay here, and so do prompts, completions and other members' names: a card
 tells what this node did.
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import SwarmError
-from swarm.export import model_part
 
 CARD = "README.md"
 RECORD = "swarm-run.json"
@@ -26,6 +25,7 @@ def card(
     ledger: Mapping[str, Any] | None,
     *,
     swarm_name: str,
+    merged: bool,
 ) -> str:
     """The model card.
 
@@ -35,22 +35,27 @@ def card(
         evaluations: lines of metrics.jsonl with accuracies.
         ledger: what the node gave and got; None: not known.
         swarm_name: from the manifest.
+        merged: the adapter is part of the weights.
     """
     trained = run["trained"]
     settings = run["configs"][run["config"]]
     base = trained["model"]
     hub_id = base if base.count("/") == 1 and not base.startswith(("/", ".", "~")) else ""
     head = ["---", *([f"base_model: {hub_id}"] if hub_id else []), "pipeline_tag: text-generation"]
-    if trained["mode"] == "lora":
+    adapter = trained["mode"] == "lora" and not merged
+    if adapter:
         head.append("library_name: peft")
     head += ["tags: [swarm-node, grpo, f-tis]", "---"]
     shown_base = hub_id or Path(base).name
+    what = f"All weights of {shown_base}"
+    if trained["mode"] == "lora":
+        what = f"A LoRA adapter for {shown_base}"
+        what = what if adapter else f"{shown_base} with a LoRA adapter merged into it"
     lines = [
         *head,
         f"# {shown_base}, trained in the swarm {swarm_name}",
         "",
-        f"{'A LoRA adapter for' if trained['mode'] == 'lora' else 'All weights of'} {shown_base}, "
-        f"trained for {step} steps with swarm-node "
+        f"{what}, trained for {step} steps with swarm-node "
         f"{run['versions'].get('swarm-node', '')}: GRPO on samples of this node's own model and of "
         "other members' models, made safe by F-TIS (arXiv:2605.22537).",
         "",
@@ -80,7 +85,8 @@ def card(
 
 
 def upload(
-    checkpoint: Path,
+    folder: Path,
+    names: Sequence[str],
     card_text: str,
     record: Mapping[str, Any],
     repo_id: str,
@@ -88,22 +94,29 @@ def upload(
     private: bool,
     message: str,
 ) -> str:
-    """Put a checkpoint into a repository of the Hub, made where it is missing.
+    """Put files of a model into a repository of the Hub, made where it is missing.
 
     The Hub's address and token are those of huggingface_hub (HF_ENDPOINT, HF_TOKEN, `hf auth`).
+
+    Args:
+        folder: where the files lie.
+        names: theirs, relative to the folder and in the repository.
+        card_text: README.md.
+        record: of the run.
+        repo_id: OWNER/NAME.
+        private: of a repository that is made.
+        message: of the commit.
 
     Returns:
         The repository's address.
 
     Raises:
         SwarmError: the Hub refuses, or is not to be reached.
-        DataError: the checkpoint is damaged.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    names = model_part(checkpoint)
-    operations = [CommitOperationAdd(name, str(checkpoint / name)) for name in names] + [
+    operations = [CommitOperationAdd(name, str(folder / name)) for name in names] + [
         CommitOperationAdd(CARD, card_text.encode()),
         CommitOperationAdd(RECORD, (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()),
     ]

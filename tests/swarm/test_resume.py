@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import LARGE, PATIENCE_S, SMALL, Node, Swarm, cli, sums, wait_until, write_prompts
+from hub_stand_in import Hub
+from nodes import (
+    ENVIRONMENT,
+    LARGE,
+    PATIENCE_S,
+    SMALL,
+    Node,
+    Swarm,
+    cli,
+    sums,
+    wait_until,
+    write_prompts,
+)
+from safetensors.numpy import load
 
 from swarm.paths import RunDir
 
@@ -137,3 +150,20 @@ def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> No
     assert result.returncode == 78, result.stderr
     assert "lora_rank: was 4, is 8" in result.stderr
     assert node.leftovers() == []
+
+
+def test_an_adapter_goes_to_the_hub_merged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(node.run_dir.record_path.read_text())["trained"]["mode"] == "lora"
+    assert node.stop() == 0
+    with Hub("hf_right") as hub:
+        monkeypatch.setitem(ENVIRONMENT, "HF_ENDPOINT", hub.url)
+        monkeypatch.setitem(ENVIRONMENT, "HF_TOKEN", "hf_right")
+        result = cli("publish", "me/sums", "--merge", "--data-dir", str(node.data_dir))
+        assert result.returncode == 0, result.stderr
+    names = set(load(hub.files["model.safetensors"]))
+    assert "model.embed_tokens.weight" in names
+    assert not any("lora" in name for name in names)
+    assert "config.json" in hub.files
+    assert not any("adapter" in name for name in hub.files)
+    assert "LoRA adapter merged into it" in hub.files["README.md"].decode()
+    assert not list(node.run_dir.root.glob(".publishing-*"))

@@ -26,7 +26,7 @@ POINTS = [
 
 def test_the_card_tells_what_was_reached_at_the_published_step() -> None:
     ledger = {"got": {"update_share": 0.25}}
-    text = card(RUN, 50, POINTS, ledger, swarm_name="gsm8k")
+    text = card(RUN, 50, POINTS, ledger, swarm_name="gsm8k", merged=False)
     assert text.startswith("---\nbase_model: Qwen/Qwen2.5-1.5B\n")
     assert "library_name: peft" in text
     assert "| 0 | 0.100 |" in text
@@ -36,9 +36,15 @@ def test_the_card_tells_what_was_reached_at_the_published_step() -> None:
     assert "g = 50, C = 2" in text
 
 
+def test_the_card_of_a_merged_adapter_calls_it_a_model() -> None:
+    text = card(RUN, 50, POINTS, None, swarm_name="gsm8k", merged=True)
+    assert "peft" not in text
+    assert "Qwen/Qwen2.5-1.5B with a LoRA adapter merged into it, trained for 50 steps" in text
+
+
 def test_a_model_from_a_folder_does_not_tell_where_it_lies() -> None:
     run = {**RUN, "trained": {"model": "/home/ada/models/mine", "mode": "full"}}
-    text = card(run, 50, [], None, swarm_name="gsm8k")
+    text = card(run, 50, [], None, swarm_name="gsm8k", merged=False)
     assert "base_model" not in text
     assert "# mine, trained in the swarm gsm8k" in text
     for shown in (text, json.dumps(public_record(run))):
