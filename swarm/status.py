@@ -123,8 +123,14 @@ def node_view(
             else "not loaded"
         )
         rows.add_row("model", f"{safe(model['path'], 200)}, {model['mode']}, {about}")
-    if status.get("engine", {}).get("kind") == "vllm":
-        rows.add_row("engine", _engine_line(status["engine"]))
+    engine = status.get("engine", {})
+    if engine.get("kind") == "vllm":
+        rows.add_row("engine", _engine_line(engine))
+    if engine.get("max_completions"):
+        rows.add_row(
+            "sampling",
+            f"{engine['max_completions']} completions at a time; memory ran out with more",
+        )
     # Before the model is loaded, step and counts of a run that is resumed are not known yet.
     if "training" in status and ("parameters" in status["model"] or status["training"]["step"]):
         _training_rows(rows, status)

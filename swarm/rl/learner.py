@@ -67,6 +67,8 @@ class Learner:
 
     def __init__(self) -> None:
         self._loaded: _Loaded | None = None
+        # Completions sampled at a time; None: what the node asks for has always fitted.
+        self._max_completions: int | None = None
 
     def init(
         self,
@@ -163,7 +165,7 @@ class Learner:
             "memory_estimate": memory,
             "optimizer": node_config.train.optimizer,
             "gradient_checkpointing": node_config.model.gradient_checkpointing,
-            "engine": engine.describe(),
+            "engine": self._engine_state(),
             "seconds": time.monotonic() - started,
         }
 
@@ -187,7 +189,7 @@ class Learner:
             "groups": [[_packed(rollout) for rollout in group] for group in groups],
             "policy_step": self._model.trainer.steps,
             "tokens": sum(len(rollout.token_ids) for group in groups for rollout in group),
-            "engine": self._model.engine.describe(),
+            "engine": self._engine_state(),
             "seconds": time.monotonic() - started,
         }
 
@@ -293,6 +295,9 @@ class Learner:
             raise LearnerError("no model is loaded; the operation init comes first")
         return self._loaded
 
+    def _engine_state(self) -> dict[str, Any]:
+        return {**self._model.engine.describe(), "max_completions": self._max_completions}
+
     def _generate(
         self,
         prompts: Sequence[list[int]],
@@ -300,21 +305,30 @@ class Learner:
         sampling: "SamplingParams",
         seeds: Sequence[int],
     ) -> list[list[Rollout]]:
-        """Sample; where the memory does not suffice, one half of the prompts after the other."""
+        """Sample; where the memory does not suffice, fewer prompts at a time, from then on."""
         import torch
 
-        try:
-            return self._model.engine.generate(prompts, n, sampling, seeds)
-        except torch.OutOfMemoryError:
-            if len(prompts) < 2:
-                raise
-        half = len(prompts) // 2
-        log.warning("out of memory with %d prompts x %d: sampling by halves", len(prompts), n)
-        torch.cuda.empty_cache()
-        return [
-            *self._generate(prompts[:half], n, sampling, seeds[:half]),
-            *self._generate(prompts[half:], n, sampling, seeds[half:]),
-        ]
+        groups: list[list[Rollout]] = []
+        while len(groups) < len(prompts):
+            done, size = len(groups), len(prompts) - len(groups)
+            if self._max_completions is not None:
+                size = min(size, max(1, self._max_completions // n))
+            part = slice(done, done + size)
+            try:
+                groups += self._model.engine.generate(prompts[part], n, sampling, seeds[part])
+                continue
+            except torch.OutOfMemoryError:
+                if size < 2:
+                    raise
+                self._max_completions = size // 2 * n
+            log.warning(
+                "out of memory with %d prompts x %d: sampling %d completions at a time from now on",
+                size,
+                n,
+                self._max_completions,
+            )
+            torch.cuda.empty_cache()  # after the exception, whose traceback holds tensors
+        return groups
 
 
 Operations = Mapping[str, Callable[..., dict[str, Any]]]

@@ -171,7 +171,7 @@ def test_greedy_answers_in_the_order_of_the_prompts(
     assert learner.greedy(prompts=PROMPTS, **arguments)["completions"] == alone
 
 
-def test_sampling_out_of_memory_goes_on_by_halves(
+def test_sampling_out_of_memory_goes_on_by_halves_and_remembers(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = learner._model.engine
@@ -188,7 +188,12 @@ def test_sampling_out_of_memory_goes_on_by_halves(
     monkeypatch.setattr(type(engine), "generate", tight)
     limit = 1
     found = learner.sample(**SAMPLE)
-    assert sizes == [3, 1, 2, 1, 1]
+    assert sizes == [3, 1, 1, 1]
+    assert found["engine"]["max_completions"] == SAMPLE["n"]
+    assert expected["engine"]["max_completions"] is None
+    sizes.clear()
+    learner.sample(**SAMPLE)
+    assert sizes == [1, 1, 1]
     ids = [[[r["ids"] for r in group] for group in a["groups"]] for a in (expected, found)]
     assert ids[0] == ids[1]
     limit = 0

@@ -40,3 +40,10 @@ def test_what_is_waited_for_and_why_it_ended() -> None:
     assert "learner down for 3 s, waiting for restart in 2 s" in shown(volunteer(activity=waits))
     ended = {"doing": "finished", "since_s": NOW_S - 3, "waiting_for": "the swarm is closed"}
     assert "finished for 3 s: the swarm is closed" in shown(volunteer(activity=ended))
+
+
+def test_fewer_completions_at_a_time_are_told_with_their_cause() -> None:
+    engine = {"kind": "transformers", "syncs": 0, "max_completions": None}
+    assert "at a time" not in shown(volunteer(engine=engine))
+    told = shown(volunteer(engine={**engine, "max_completions": 8}))
+    assert "8 completions at a time; memory ran out with more" in told
