@@ -30,7 +30,8 @@ class Command(NamedTuple):
 
 def pages() -> list[Path]:
     """What is written for readers, in Markdown; not the roadmap, which tells of what is to come."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    folders = (ROOT / "docs", ROOT / "recipes")
+    found = [*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))]
     return sorted(page for page in found if page.name != "ROADMAP.md")
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from nodes import (
 from safetensors.numpy import load
 
 from swarm.paths import RunDir
+from tests.documented import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +170,29 @@ def test_an_adapter_goes_to_the_hub_merged(node: Node, monkeypatch: pytest.Monke
     assert not any("adapter" in name for name in hub.files)
     assert "LoRA adapter merged into it" in hub.files["README.md"].decode()
     assert not list(node.run_dir.root.glob(".publishing-*"))
+
+
+def test_a_run_and_its_model_are_evaluated_and_tabulated(node: Node) -> None:
+    assert node.stop() == 0
+    last = max(checkpoints(node.run_dir))
+    here = ("--data-dir", str(node.data_dir), "--max-prompts", "4", "--json")
+    by_run = json.loads(cli("eval", str(node.run_dir.root), "--step", str(last), *here).stdout)
+    assert by_run["step"] == last
+    assert by_run["checkpoint"] == str(checkpoints(node.run_dir)[last])
+    held_out = by_run["sets"]["held_out"]
+    assert held_out["prompts"] == 4
+    assert 0.0 <= held_out["low"] <= held_out["accuracy"] <= held_out["high"] <= 1.0
+    table = subprocess.run(
+        [sys.executable, "recipes/tabulate.py", "--max-prompts", "4", str(node.data_dir)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert table.returncode == 0, table.stderr
+    head, _, row = table.stdout.splitlines()
+    assert head == "| node | held out |"
+    assert row.startswith(f"| lone: {SMALL.name}, lora, step {last} | ")
+    assert row.endswith(
+        f"→ {held_out['accuracy']:.1%} ({held_out['low']:.1%} to {held_out['high']:.1%}) |"
+    )
