@@ -34,6 +34,7 @@ GROUPS = {
     "node_process": "The processes of a node",
     "training": "Training step and log-probs",
     "sampling": "Sampling",
+    "loop": "What the learner's time goes into",
     "growth": "Growth with the swarm",
     "speedup": "Time to accuracy",
 }

@@ -153,7 +153,7 @@ def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield _counter(
         "phase_seconds",
-        "Time in the learner by what it did.",
+        "Time of the learner by what it did; waiting: nothing.",
         {(phase,): seconds for phase, seconds in training["seconds"].items()},
         ("phase",),
     )

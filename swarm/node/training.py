@@ -76,6 +76,7 @@ class Counts:
     bytes_published: int = 0
     truncated: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    """By what the learner did; `waiting`: nothing, between two calls of a run that goes on."""
 
 
 @dataclass(slots=True)
@@ -144,6 +145,7 @@ class TrainingLoop:
         self._noted_epoch = -1
         self._step_seconds = 1.0
         self._usual_s: dict[str, float] = {}
+        self._idle_since: float | None = None
         self._evaluated_step = -1
         self._checkpointed = (-1, -1)
         self.closing = asyncio.Event()
@@ -228,6 +230,7 @@ class TrainingLoop:
     async def _run(self) -> None:
         delay = 1.0
         while not self.stopping.is_set():
+            self._idle_since = None
             if self.held.is_set():
                 await self._rest()
                 continue
@@ -298,6 +301,7 @@ class TrainingLoop:
     async def _pause(self, error: EngineDriftError) -> None:
         """Neither sample nor train for a while; then `_turn` looks again."""
         self.paused = f"training is paused: {error}"
+        self._idle_since = None
         log.error("%s; looking again in %.0f s", self.paused, PAUSE_S)
         await self._checkpoint()
         self.activity.set("paused", str(error))
@@ -326,6 +330,7 @@ class TrainingLoop:
             await self._evaluate()
         await self._checkpoint()
         self.finished = reason
+        self._idle_since = None
         self.activity.set("finished", reason)
         self._on_progress()
 
@@ -363,15 +368,21 @@ class TrainingLoop:
 
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
         started = time.monotonic()
+        if self._idle_since is not None:
+            self._add_seconds("waiting", started - self._idle_since)
         self.activity.set(phase, expected_s=self._usual_s.get(phase))
         answer: dict[str, Any] = await self._learner.call(
             op, timeout_s=self._config.limits.call_timeout_s, **arguments
         )
-        seconds = self.counts.seconds
-        took_s = time.monotonic() - started
-        seconds[phase] = seconds.get(phase, 0.0) + took_s
+        self._idle_since = time.monotonic()
+        took_s = self._idle_since - started
+        self._add_seconds(phase, took_s)
         self._usual_s[phase] = took_s
         return answer
+
+    def _add_seconds(self, phase: str, took_s: float) -> None:
+        seconds = self.counts.seconds
+        seconds[phase] = seconds.get(phase, 0.0) + took_s
 
     # -- sampling --------------------------------------------------------------------------------
 
