@@ -15,8 +15,9 @@ ARGS="--only codec"` measures one group. Ours is swarm-node, the peer is what on
 the limit what cannot be beaten. Where the three are compared they ran in turns, in rounds that
 begin with another one each time; figures are medians, ratios are medians of the rounds' ratios.
 {machine}
-What needs a GPU is not among these rows and is unmeasured. [RESULTS.md](RESULTS.md) has what is
-learned rather than how fast.
+What needs a GPU is not among these rows: `python -m benchmarks.gpu` measures it where there is one,
+in eight minutes, and **has not been run** yet. [RESULTS.md](RESULTS.md) has what is learned rather
+than how fast.
 """
 
 

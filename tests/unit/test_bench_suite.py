@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import suite
+from benchmarks import gpu, suite
 from benchmarks.measure import Row, Timing, interleave, ratio
 from benchmarks.report import render
 
@@ -24,6 +24,20 @@ def test_every_group_runs_in_its_quick_form(group: str, tmp_path: Path) -> None:
     text = (tmp_path / "BENCHMARKS.md").read_text()
     assert all(row["what"] in text and row["how"] in text for row in found["rows"])
     assert not (tmp_path / "h").exists()  # a quick run leaves no trace outside of its folder
+
+
+def test_the_gpu_benchmark_rehearses_without_one(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    chosen = ["full, bf16", "LoRA, bf16"]
+    arguments = ["--device", "cpu", "--quick", "--out", str(out), "--only", *chosen]
+    assert gpu.run(gpu.parse(arguments)) == 0
+    cases = json.loads(out.read_bytes())["cases"]
+    assert list(cases) == chosen
+    for found in cases.values():
+        assert found["sampled_tokens_per_s"] > 0
+        assert found["trained_tokens_per_s"] > 0
+        assert found["logprob_difference"]["max"] < 0.5
+        assert found["peak_bytes"] > 0
 
 
 def test_only_one_group_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
