@@ -4,8 +4,9 @@ Owns: frames, sizes, time limits. Does not know: what a charter, a blob or a not
 them to ask for, nor why a peer is turned away.
 
 One stream is one request, one reply, the payloads, then the reader's last byte (docs/PROTOCOL.md,
-"Streams"). Each side bounds what the other can cost it: a chunk that does not come or go in time
-ends the stream, and nothing is allocated by a peer's number before it is checked.
+"Streams"). Each side bounds what the other can cost it: a chunk that does not come or go in time,
+or a stream that is slow on the whole, ends, and nothing is allocated by a peer's number before it
+is checked.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from swarm.net.overlay import Overlay
 from swarm.net.serving_limits import (
     CHUNK_BYTES,
     CHUNK_TIMEOUT_S,
+    Pace,
     Place,
     StreamLimits,
     UploadLimit,
@@ -167,7 +169,7 @@ class Exchange:
                 raise RemoteProtocolError(
                     Reason.SIZE, f"charter of {sizes} bytes; at most {MAX_CHARTER_BYTES} is right"
                 )
-            return await self._read_payload(reader, sizes[0])
+            return await self._read_payload(reader, sizes[0], Pace(CHUNK_TIMEOUT_S))
 
     async def fetch_blob(
         self, peer: str, digest: bytes, max_bytes: int, size: int | None = None
@@ -191,7 +193,7 @@ class Exchange:
                     Status.REFUSED,
                     f"blob {digest.hex()} has {found} bytes, this node's limit is {max_bytes}",
                 )
-            return await self._read_blob(reader, digest, found)
+            return await self._read_blob(reader, digest, found, Pace(CHUNK_TIMEOUT_S))
 
     async def fetch_blobs(
         self, peer: str, wanted: Sequence[tuple[bytes, int]]
@@ -210,8 +212,9 @@ class Exchange:
         hashes = [digest for digest, _ in wanted]
         async with self._request(peer, {"op": "blobs", "hashes": hashes}) as (reader, sizes):
             found = _checked_sizes(sizes, [size for _, size in wanted])
+            pace = Pace(CHUNK_TIMEOUT_S)
             return [
-                None if size is None else await self._read_blob(reader, digest, size)
+                None if size is None else await self._read_blob(reader, digest, size, pace)
                 for digest, size in zip(hashes, found, strict=True)
             ]
 
@@ -254,20 +257,23 @@ class Exchange:
         receipt = Receipt(str(reason), 0, 0) if reason else Receipt.from_map(reply.get("receipt"))
         self._on_receipt(peer, receipt)
 
-    async def _read_blob(self, reader: asyncio.StreamReader, digest: bytes, size: int) -> bytes:
-        payload = await self._read_payload(reader, size)
+    async def _read_blob(
+        self, reader: asyncio.StreamReader, digest: bytes, size: int, pace: Pace
+    ) -> bytes:
+        payload = await self._read_payload(reader, size, pace)
         if hashlib.sha256(payload).digest() != digest:
             raise RemoteProtocolError(Reason.HASH, f"{size} bytes that are not {digest.hex()}")
         return payload
 
-    async def _read_payload(self, reader: asyncio.StreamReader, size: int) -> bytes:
+    async def _read_payload(self, reader: asyncio.StreamReader, size: int, pace: Pace) -> bytes:
         """Memory grows with what has arrived, not with what was promised."""
         chunks: list[bytes] = []
         left = size
         while left:
-            async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                chunks.append(await reader.readexactly(min(CHUNK_BYTES, left)))
-            left -= len(chunks[-1])
+            wanted = min(CHUNK_BYTES, left)
+            async with pace.chunk(wanted):
+                chunks.append(await reader.readexactly(wanted))
+            left -= wanted
         self.bytes_received += size
         return b"".join(chunks)
 
@@ -355,16 +361,17 @@ class Exchange:
                 sources = await _open_sources(blobs, stack)
                 sizes = [None if source is None else source[1] for source in sources]
                 await self._reply(writer, peer, operation, Status.OK, sizes=sizes)
+                pace = Pace(CHUNK_TIMEOUT_S)
                 for source in sources:
                     if source is not None:
-                        await self._send_payload(writer, *source)
+                        await self._send_payload(writer, *source, pace)
                         if operation == "blobs":
                             self._on_sent(peer, source[1])
         finally:
             self._sending -= 1
 
     async def _send_payload(
-        self, writer: asyncio.StreamWriter, source: BinaryIO, size: int
+        self, writer: asyncio.StreamWriter, source: BinaryIO, size: int, pace: Pace
     ) -> None:
         left = size
         while left:
@@ -375,7 +382,7 @@ class Exchange:
                 chunk = block[start : start + CHUNK_BYTES]
                 await asyncio.sleep(self._limit.reserve(len(chunk)))
                 writer.write(chunk)
-                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                async with pace.chunk(len(chunk)):
                     await writer.drain()
                 self.bytes_sent += len(chunk)
             left -= len(block)

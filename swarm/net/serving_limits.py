@@ -3,15 +3,18 @@
 Owns: the limits and the accounting. Does not know: what a stream carries.
 """
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum, auto
 
 CHUNK_BYTES = 256 * 1024
 CHUNK_TIMEOUT_S = 15.0
-"""For one chunk to come or go: a stream moves at least 17 KiB/s or ends."""
+"""For one chunk to come or go, at most."""
+MIN_STREAM_BYTES_PER_S = 24 * 1024
+"""What a stream moves in the long run, or it ends."""
 
 MAX_STREAMS_PER_PEER = 8
 # Streams beside those that send a payload: a request being read, a notice, a last byte awaited.
@@ -57,6 +60,38 @@ class UploadLimit:
             return at_most
         chunks = self._bytes_per_s * CHUNK_TIMEOUT_S / 2 / CHUNK_BYTES
         return min(at_most, max(1, int(chunks)))
+
+
+class Pace:
+    """How long the other side of one stream may keep this one waiting.
+
+    There is patience for one chunk at the start. Each byte adds to it by the minimum rate, never
+    above the start, and waiting spends it: so neither many small payloads nor many chunks, each
+    just in time, hold a stream for long.
+
+    Args:
+        patience_s: for one chunk.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._left_s = patience_s
+
+    @asynccontextmanager
+    async def chunk(self, size_bytes: int) -> AsyncIterator[None]:
+        """Wait for so many bytes to come or go inside of it.
+
+        Raises:
+            TimeoutError: they did not in time.
+        """
+        earned_s = size_bytes / MIN_STREAM_BYTES_PER_S
+        self._left_s = min(self._patience_s, self._left_s + earned_s)
+        started_s = self._clock()
+        async with asyncio.timeout(self._left_s):
+            yield
+        self._left_s -= self._clock() - started_s
 
 
 class Place(Enum):

@@ -444,6 +444,29 @@ class TestBadServers:
             await fails(asked, Status.UNREACHABLE)
             assert time.monotonic() - started < 5.0
 
+    async def test_payloads_each_just_in_time_are_a_stall(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Sixteen payloads have no more patience than one."""
+        monkeypatch.setattr(exchange_module, "CHUNK_TIMEOUT_S", 1.0)
+        wanted = [(hashlib.sha256(bytes([n])).digest(), 1) for n in range(16)]
+        async with nest() as nests:
+            evil, reader = await nests.swarm(2)
+
+            async def serve(_peer: str, _requests: Any, writer: Any) -> None:
+                writer.write(frame({"status": "ok", "sizes": [1] * 16}))
+                for number in range(16):
+                    await asyncio.sleep(0.7)
+                    writer.write(bytes([number]))
+                    await writer.drain()
+
+            await evil.serve(PROTOCOL, serve)
+            started = time.monotonic()
+            await fails(
+                Library().exchange(reader).fetch_blobs(evil.peer_id, wanted), Status.UNREACHABLE
+            )
+            assert time.monotonic() - started < 5.0
+
     async def test_a_server_that_is_killed_in_the_middle(self) -> None:
         library = Library()
         huge = library.add(bytes(64 << 20))

@@ -1,5 +1,6 @@
 """What serving may cost, by itself, with a clock that the test moves."""
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -9,8 +10,10 @@ from swarm.net.serving_limits import (
     CHUNK_BYTES,
     MAX_STREAMS_PER_PEER,
     MAX_TURNED_AWAY,
+    MIN_STREAM_BYTES_PER_S,
     STREAM_BURST,
     STREAMS_PER_S,
+    Pace,
     Place,
     StreamLimits,
     UploadLimit,
@@ -43,6 +46,23 @@ def test_without_a_limit_nothing_waits() -> None:
 @pytest.mark.parametrize(("rate", "streams"), [(1.0, 1), (CHUNK_BYTES, 7), (1e9, 16)])
 def test_a_low_rate_is_shared_by_fewer_streams(rate: float, streams: int) -> None:
     assert UploadLimit(rate, Clock()).streams(16) == streams
+
+
+async def test_payloads_that_come_just_in_time_do_not_for_long() -> None:
+    pace = Pace(0.3)
+    async with pace.chunk(10):
+        await asyncio.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        async with pace.chunk(10):
+            await asyncio.sleep(0.2)
+
+
+async def test_a_slow_stream_that_keeps_the_rate_goes_on() -> None:
+    clock = Clock()
+    pace = Pace(15.0, clock)
+    for _ in range(100):
+        async with pace.chunk(CHUNK_BYTES):
+            clock.now_s += CHUNK_BYTES / MIN_STREAM_BYTES_PER_S
 
 
 def place(limits: StreamLimits, peer: str) -> Place:
