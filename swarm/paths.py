@@ -101,6 +101,20 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise
 
 
+_DRAFT_NAME = re.compile(r"\..+\.([0-9]{1,9})\.tmp")
+"""Of `write_atomic`, with the pid of the writer."""
+
+
+def _runs_elsewhere(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """`write_atomic` of indented JSON."""
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
@@ -239,6 +253,15 @@ class DataDir:
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock_fd = fd
+        self._delete_drafts()
+
+    def _delete_drafts(self) -> None:
+        """What a killed process was writing; another verb may be writing just now."""
+        for folder in ("", "swarms/*/", "swarms/*/prompts/", "swarms/*/runs/*/"):
+            for path in self.root.glob(f"{folder}.*.tmp"):
+                writer = _DRAFT_NAME.fullmatch(path.name)
+                if writer and not _runs_elsewhere(int(writer[1])):
+                    path.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         """Give the directory back, and leave no empty folder for sockets behind."""

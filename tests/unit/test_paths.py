@@ -79,6 +79,25 @@ def test_a_node_that_ended_leaves_no_folder_for_sockets(tmp_path: Path) -> None:
     data_dir.unlock()
 
 
+def test_drafts_of_killed_processes_are_deleted_at_the_next_start(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    folders = [tmp_path, *(tmp_path / name for name in ("swarms/ab", "swarms/ab/prompts"))]
+    folders.append(tmp_path / "swarms/ab/runs/0001")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (f".charter.bin.{killed.pid}.tmp", f".peers.{os.getpid()}.tmp"):
+            (folder / name).write_bytes(b"half")
+        for name in (f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"):
+            (folder / name).write_bytes(b"in use, or not ours")
+    data_dir = DataDir(tmp_path)
+    data_dir.lock()
+    data_dir.unlock()
+    for folder in folders:
+        left = {path.name for path in folder.iterdir() if path.name.endswith(".tmp")}
+        assert left == {f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"}
+
+
 def test_json_that_is_nested_too_deep_is_an_error_like_any_other() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         parse_json("[" * 100_000)
