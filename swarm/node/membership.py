@@ -251,13 +251,21 @@ class Membership:
             return "  no address is known; check the invite"
         return "\n".join(f"  {address}: {result}" for address, result in results.items())
 
+    def stored_set(self, ref: PromptSetRef) -> bytes | None:
+        """A prompt set's bytes as they lie on disk; None where they are lost or damaged."""
+        path = self._dir.prompt_set_path(ref.sha256)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == ref.sha256 else None
+
     async def prompt_set(self, ref: PromptSetRef, max_bytes: int) -> bytes:
         """A prompt set's bytes, from disk or from any member, checked by its hash."""
         path = self._dir.prompt_set_path(ref.sha256)
+        if (stored := self.stored_set(ref)) is not None:
+            return stored
         if path.exists():
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() == ref.sha256:
-                return data
             log.warning("%s is damaged; fetching it again", path)
 
         async def ask(peer: str) -> bytes:
@@ -270,7 +278,10 @@ class Membership:
         while (found := await self._first_answer("prompt set", ask, failures)) is None:
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 15.0)
-        write_atomic(path, found)
+        try:
+            write_atomic(path, found)
+        except OSError as error:
+            log.error("a prompt set is not kept: %s: %s", path, error)
         return found
 
     async def _update_charter(self, peer: str) -> None:

@@ -5,6 +5,7 @@ is made (swarm.node.genesis), torch.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -29,6 +30,9 @@ from swarm.protocol.manifest import (
 from swarm.protocol.roster import BanChange, RosterChange, changes_to
 
 log = logging.getLogger(__name__)
+
+PROMPTS_PERIOD_S = 10.0
+"""Between two looks whether the prompt sets are whole."""
 
 
 def parse_actions(request: Mapping[str, Any], append: PromptSetRef | None) -> Sequence[Action]:
@@ -97,6 +101,7 @@ class Organizer(Node):
         super().__init__(config, data_dir, swarm_id=swarm_id)
         self._announce_invite = announce_invite
         self._amending = asyncio.Lock()
+        self._lost: list[PromptSetRef] = []
 
     async def work(self) -> None:
         charter = await self.join()
@@ -105,7 +110,45 @@ class Organizer(Node):
         if self._announce_invite is not None:
             self._announce_invite.set_result(await self.invite())
             log.info("serving; others join with: swarm-node join INVITE --model DIR")
-        await self.unless_stopped(self.membership.run())
+        await self.unless_stopped(self._serve())
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.membership.run())
+            tasks.create_task(self._keep_prompts())
+
+    async def _keep_prompts(self) -> None:
+        """Fetch prompt sets that are lost here back from any member: newcomers need them."""
+        while True:
+            sets = self.membership.charter.all_sets
+            self._lost = [ref for ref in sets if not await asyncio.to_thread(self._holds, ref)]
+            if self._lost:
+                log.error("%s", self._lost_prompts())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PROMPTS_PERIOD_S):
+                        for ref in self._lost:
+                            await self.membership.prompt_set(ref, ref.size_bytes)
+                        continue
+            else:
+                await asyncio.sleep(PROMPTS_PERIOD_S)
+
+    def _holds(self, ref: PromptSetRef) -> bool:
+        return self.membership.stored_set(ref) is not None
+
+    def _lost_prompts(self) -> str:
+        if not self._lost:
+            return ""
+        return (
+            f"{len(self._lost)} of {len(self.membership.charter.all_sets)} prompt sets are lost or "
+            "damaged here, and newcomers wait for them; members are asked, or put back "
+            + ", ".join(str(self.swarm_dir.prompt_set_path(ref.sha256)) for ref in self._lost)
+        )
+
+    def not_ready(self) -> list[str]:
+        return [*super().not_ready(), *filter(None, [self._lost_prompts()])]
+
+    def fill_status(self, status: dict[str, Any]) -> None:
+        status["problems"] += filter(None, [self._lost_prompts()])
 
     def handlers(self) -> dict[str, Handler]:
         return {**super().handlers(), "amend": self._amend}

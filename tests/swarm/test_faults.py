@@ -70,6 +70,21 @@ def test_an_organizer_whose_network_daemon_is_killed_stays_who_it_is(swarm: Swar
     assert shown.returncode == 0, shown.stderr
 
 
+def test_an_organizer_says_that_its_prompts_are_lost(swarm: Swarm) -> None:
+    organizer = named(swarm, "organizer")
+    (prompts, *_) = organizer.swarm_dir.prompts_dir.glob("*.jsonl")
+    whole = prompts.read_bytes()
+    prompts.write_bytes(whole[:-1])
+    wait_until(lambda: bool(organizer.status()["problems"]), "status says so", [organizer])
+    (problem,) = organizer.status()["problems"]
+    assert "lost or damaged" in problem
+    assert str(prompts) in problem
+    shown = cli("doctor", "--offline", "--data-dir", str(organizer.data_dir))
+    assert "lost or damaged" in " ".join(shown.stdout.split())
+    prompts.write_bytes(whole)
+    wait_until(lambda: not organizer.status()["problems"], "all is well again", [organizer])
+
+
 def test_a_port_that_is_taken_is_named(swarm: Swarm, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -129,6 +144,18 @@ def test_a_process_of_a_node_is_killed(swarm: Swarm, child: str) -> None:
     assert node.status()["problems"] == []
     for table in (node.status()["peers"], other.status()["peers"]):
         assert [peer for peer in table if peer["strikes"] > 0] == []
+
+
+@pytest.mark.slow
+def test_an_organizer_gets_lost_prompts_back_from_members(swarm: Swarm) -> None:
+    organizer, node = named(swarm, "organizer"), volunteer(swarm, "ada")
+    kept = {path: path.read_bytes() for path in organizer.swarm_dir.prompts_dir.glob("*.jsonl")}
+    assert kept
+    for path in kept:
+        path.unlink()
+    wait_until(lambda: all(path.exists() for path in kept), "they are back", [organizer, node])
+    assert {path: path.read_bytes() for path in kept} == kept
+    wait_until(lambda: not organizer.status()["problems"], "all is well again", [organizer])
 
 
 @pytest.mark.slow
