@@ -32,7 +32,7 @@ def test_the_gpu_benchmark_rehearses_without_one(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--quick", "--out", str(out), "--only", *chosen]
     assert gpu.run(gpu.parse(arguments)) == 0
     cases = json.loads(out.read_bytes())["cases"]
-    assert list(cases) == chosen
+    assert cases.keys() == set(chosen)
     for found in cases.values():
         assert found["sampled_tokens_per_s"] > 0
         assert found["trained_tokens_per_s"] > 0
