@@ -298,6 +298,15 @@ class TrainSection(Section):
     micro_batch_tokens: Annotated[int, Field(ge=64)] = Field(
         default=16_384, description="Tokens, padding included, in one forward and backward pass."
     )
+    drop_duplicates: bool = Field(
+        default=False,
+        description="In other nodes' groups, leave out of the loss what repeats an earlier "
+        "completion of the group token by token.",
+    )
+    max_advantage: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0,
+        description="Advantages of other nodes' samples above this count as this; 0: no limit.",
+    )
     log_samples: bool = Field(
         default=True,
         description="Log what became of every sample, for `swarm-node replay --what-if`: some "

@@ -502,7 +502,9 @@ class TrainingLoop:
         counts.foreign_groups += sum(not item.own for item in batch)
         counts.foreign_seen += report["foreign_samples"]
         counts.foreign_trained += report["foreign_trained"]
-        counts.samples_filtered += report["dropped_advantage"] + report["dropped_kl"]
+        counts.samples_filtered += sum(
+            report[name] for name in ("dropped_advantage", "dropped_kl", "dropped_duplicate")
+        )
         counts.tokens_trained += report["tokens"]
         counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]

@@ -34,6 +34,7 @@ OUTCOMES: Mapping[str, str] = {
     "no_signal": "n",
     "dropped_advantage": "a",
     "dropped_kl": "k",
+    "dropped_duplicate": "d",
     "masked_truncated": "m",
     "invalid": "i",
     "not_finite": "f",

@@ -51,6 +51,7 @@ class Verdict(StrEnum):
     NO_SIGNAL = "no_signal"
     DROPPED_ADVANTAGE = "dropped_advantage"
     DROPPED_KL = "dropped_kl"
+    DROPPED_DUPLICATE = "dropped_duplicate"
     MASKED_TRUNCATED = "masked_truncated"
     INVALID = "invalid"
     NOT_FINITE = "not_finite"
@@ -195,8 +196,8 @@ def judge(sample: LoggedSample, own: bool, ftis: FtisSection, threshold: float) 
         ftis: the terms.
         threshold: of the divergence, g.
     """
-    if sample.outcome == "invalid":
-        return Verdict.INVALID
+    if sample.outcome in (Verdict.INVALID, Verdict.DROPPED_DUPLICATE):
+        return Verdict(sample.outcome)
     subject = not own or ftis.filter_scope == "all"
     if subject and ftis.filter == "or" and sample.advantage <= 0:
         return Verdict.DROPPED_ADVANTAGE
@@ -242,7 +243,7 @@ def view(result: Mapping[str, Any]) -> RenderableType:
         if len(rows) > 1:
             rows.append(("all", item["all"]))
         for index, (peer, figures) in enumerate(rows):
-            other = ("masked_truncated", "invalid", "not_finite")
+            other = ("dropped_duplicate", "masked_truncated", "invalid", "not_finite")
             table.add_row(
                 safe(item["what_if"], 40) if not index else "",
                 peer if peer in (OWN, "all") else f"..{safe(peer, 64)[-6:]}",

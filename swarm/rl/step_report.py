@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     NO_SIGNAL = "no_signal"  # A = 0, and not the filter's to drop
     DROPPED_ADVANTAGE = "dropped_advantage"
     DROPPED_KL = "dropped_kl"
+    DROPPED_DUPLICATE = "dropped_duplicate"
     MASKED_TRUNCATED = "masked_truncated"
     INVALID = "invalid"
     NOT_FINITE = "not_finite"  # the policy's log-probs are not
@@ -59,11 +60,13 @@ class StepReport:
     groups_without_signal: int
     """Groups in which every advantage is 0."""
     samples: int
-    """The sum of the next eight."""
+    """The sum of the next nine."""
     trained: int
     no_signal: int
     dropped_advantage: int
     dropped_kl: int
+    dropped_duplicate: int
+    """Samples that repeat another one of their group (`train.drop_duplicates`)."""
     masked_truncated: int
     invalid: int
     not_finite: int

@@ -286,14 +286,20 @@ class Trainer:
         group_ids = torch.tensor([s.group for s in samples])
         advantages = group_advantages(rewards, group_ids, valid).float()
         own = torch.tensor([s.own for s in samples])
+        if self._config.max_advantage:
+            capped = advantages.clamp(max=self._config.max_advantage)
+            advantages = torch.where(own, advantages, capped)
         subject = ~own if self._ftis.filter_scope == "peers" else torch.ones_like(own)
         dropped = dropped_by_advantage(advantages, subject, self._ftis.filter).tolist()
+        repeated = _repetitions(samples) if self._config.drop_duplicates else set()
         for sample, advantage, is_valid, is_dropped in zip(
             samples, advantages.tolist(), valid.tolist(), dropped, strict=True
         ):
             sample.advantage = advantage
             if not is_valid:
                 sample.outcome = Outcome.INVALID
+            elif sample in repeated:
+                sample.outcome = Outcome.DROPPED_DUPLICATE
             elif is_dropped:
                 sample.outcome = Outcome.DROPPED_ADVANTAGE
             elif self._ftis.mask_truncated and sample.truncated:
@@ -446,7 +452,26 @@ def schedule(config: TrainSection, done: int) -> float:
 
 
 _KEPT = (Outcome.TRAINED, Outcome.NO_SIGNAL, Outcome.SKIPPED)
-_UNSCORED = frozenset({Outcome.NO_SIGNAL, Outcome.DROPPED_ADVANTAGE, Outcome.MASKED_TRUNCATED})
+_UNSCORED = frozenset(
+    {
+        Outcome.NO_SIGNAL,
+        Outcome.DROPPED_ADVANTAGE,
+        Outcome.DROPPED_DUPLICATE,
+        Outcome.MASKED_TRUNCATED,
+    }
+)
+
+
+def _repetitions(samples: Sequence[_Sample]) -> set[_Sample]:
+    """Other nodes' samples that an earlier one of their group has the tokens of."""
+    seen: set[tuple[int, bytes]] = set()
+    repeated = set()
+    for sample in samples:
+        content = (sample.group, sample.rollout.token_ids.tobytes())
+        if not sample.own and content in seen:
+            repeated.add(sample)
+        seen.add(content)
+    return repeated
 
 
 def _valid(rollouts: Sequence[Rollout]) -> Tensor:

@@ -537,6 +537,32 @@ def test_cut_completions_are_trained_on_by_default() -> None:
     assert (report.trained, report.masked_truncated, report.truncated_completions) == (1, 0, 4)
 
 
+def repeating(own: bool) -> TrainGroup:
+    """Completions 0 and 2 have the same tokens, and both a reward."""
+    made = group([1, 0, 1, 0], own=own, noise=0.0)
+    rollouts = (*made.rollouts[:2], made.rollouts[0], made.rollouts[3])
+    return TrainGroup(b"", made.publisher, own, made.prompt_ids, rollouts, made.rewards)
+
+
+def test_a_peers_repetition_of_a_completion_can_be_left_out() -> None:
+    batch = [repeating(own=False), repeating(own=True), group([1, 0], seed=7)]
+    every = Trainer(Bigram(), section(), FtisConfig()).step(batch)
+    assert (every.trained, every.dropped_duplicate) == (5, 0)
+    once = Trainer(Bigram(), section(drop_duplicates=True), FtisConfig()).step(batch)
+    assert (once.own_trained, once.trained, once.dropped_duplicate) == (2, 4, 1)
+    repeated, first = once.per_sample[2], once.per_sample[0]
+    assert (repeated.outcome, first.outcome) == ("dropped_duplicate", "trained")
+    assert repeated.advantage == first.advantage  # its place in mean and deviation stays
+
+
+def test_peers_advantages_can_be_capped() -> None:
+    batch = [group([1, 0, 0, 0], own=own, noise=0.0) for own in (False, True)]
+    report = Trainer(Bigram(), section(max_advantage=0.5), FtisConfig(filter="none")).step(batch)
+    theirs, ours = report.per_sample[:4], report.per_sample[4:]
+    assert [s.advantage for s in theirs] == pytest.approx([0.5, -0.5, -0.5, -0.5], abs=1e-3)
+    assert ours[0].advantage == pytest.approx(1.5, abs=1e-3)
+
+
 def test_zero_advantages_outside_the_filter_are_no_signal() -> None:
     report = Trainer(Bigram(), section(), FtisConfig(filter="and")).step(BATCH)
     assert (report.no_signal, report.dropped_advantage) == (4, 0)

@@ -78,6 +78,21 @@ def logged(tmp_path: Path) -> Callable[..., LoggedRun]:
     return logged
 
 
+def test_what_was_dropped_as_a_repetition_stays_dropped(logged: Callable[..., LoggedRun]) -> None:
+    trainer = Trainer(
+        Bigram(), section(learning_rate=0.0, drop_duplicates=True), FtisConfig(filter="none")
+    )
+    first = group([1, 1, 0, 0], noise=0.0)
+    rollouts = (first.rollouts[0], *first.rollouts[:3])
+    batch = [
+        TrainGroup(b"", "peer-a", False, first.prompt_ids, rollouts, first.rewards),
+        *MIXED[1:],
+    ]
+    run = logged([trainer.step(batch)], {"filter": "none"})
+    for item in answer(run, ["filter=or"])["answers"]:
+        assert item["all"]["dropped_duplicate"] == 1
+
+
 def counts(figures: Mapping[str, Any]) -> dict[str, int]:
     names = ("samples", "trained", "no_signal", "dropped_advantage", "dropped_kl")
     return {name: figures[name] for name in (*names, "masked_truncated", "invalid", "not_finite")}
