@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from swarm import tasks
 from swarm.cli.arguments import method_flags
 from swarm.control import control_request
 from swarm.errors import ExitCode, NotRunningError, SwarmError, UsageError
+from swarm.evil.attacks import PROOF, Attack
 from swarm.paths import DataDir, default_data_dir, user_path, write_atomic, write_json
 from swarm.status import console as status_console
 from swarm.status import share
@@ -108,9 +110,14 @@ MAX_NODES = 64
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asks for; `steps` counts those of the slowest node."""
+    """What the command line asks for.
+
+    `nodes` are honest, and `steps` counts those of the slowest of them; `evil` further ones attack.
+    """
 
     nodes: int = 3
+    evil: int = 0
+    attack: Attack = Attack.POISON
     steps: int | None = None
     seed: int = 0
     method: str = "ftis"
@@ -121,11 +128,12 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class Volunteer:
-    """One node of the demo: a name, a model, a mode."""
+    """One node of the demo: a name, a model, a mode; `attack` where it is malicious."""
 
     name: str
     model: Path
     mode: str
+    attack: Attack | None = None
 
 
 @dataclass(slots=True)
@@ -136,10 +144,23 @@ class Running:
     process: subprocess.Popen[bytes]
     data_dir: DataDir
     status: dict[str, Any] = field(default_factory=dict)
+    quarantined_s: dict[str, float] = field(default_factory=dict)
+    """Peers that it was seen to have in quarantine, and when first (monotonic)."""
+    published_s: float | None = None
+    """When it was first seen to have made a group."""
 
     @property
     def training(self) -> dict[str, Any]:
         return dict(self.status.get("training", {}))
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.status.get("node", {}).get("peer_id", ""))
+
+    @property
+    def peers(self) -> dict[str, dict[str, Any]]:
+        """What it knows of its peers, by id."""
+        return {row["peer_id"]: row for row in self.status.get("peers", [])}
 
     @property
     def doing(self) -> str:
@@ -158,12 +179,23 @@ class Running:
             )
         with contextlib.suppress(NotRunningError):
             self.status = control_request(self.data_dir.control_socket, "status", timeout_s=5.0)
+        now_s = time.monotonic()
+        if self.published_s is None and self.training.get("groups_made"):
+            self.published_s = now_s
+        for peer_id, row in self.peers.items():
+            if row["quarantined"]:
+                self.quarantined_s.setdefault(peer_id, now_s)
 
 
 def volunteers(options: DemoOptions) -> list[Volunteer]:
-    """The nodes: small full, large full, large LoRA, and again, or one for each given model."""
+    """The nodes: small full, large full, large LoRA, and again, or one for each given model.
+
+    Malicious ones come last, with the first one's model.
+    """
     if not 1 <= options.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {options.nodes}: 1 to {MAX_NODES}")
+    if not 0 <= options.evil <= MAX_NODES:
+        raise UsageError(f"--evil {options.evil}: 0 to {MAX_NODES}")
     kinds: Sequence[tuple[str, Path, str]] = [
         ("small", SHIPPED / "arith-small", "full"),
         ("large", SHIPPED / "arith-large", "full"),
@@ -176,6 +208,9 @@ def volunteers(options: DemoOptions) -> list[Volunteer]:
         name, model, mode = kinds[index % len(kinds)]
         round_number = index // len(kinds)
         chosen.append(Volunteer(f"{name}{round_number + 1 if round_number else ''}", model, mode))
+    for index in range(options.evil):
+        name = f"evil{index + 1 if index else ''}"
+        chosen.append(Volunteer(name, chosen[0].model, chosen[0].mode, options.attack))
     return chosen
 
 
@@ -295,6 +330,7 @@ def spawn(
     scratch: Path,
     children: list[subprocess.Popen[bytes]],
     stdout: int | None = None,
+    program: str = "swarm.cli",
 ) -> subprocess.Popen[bytes]:
     """Start `swarm-node ARGUMENTS`; a Ctrl-C at the terminal reaches only this process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
@@ -302,7 +338,7 @@ def spawn(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log, uninterrupted():
         child = subprocess.Popen(
-            [sys.executable, "-m", "swarm.cli", *arguments],
+            [sys.executable, "-m", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=stdout if stdout is not None else log,
             stderr=log,
@@ -364,13 +400,15 @@ def start_volunteer(
     scratch: Path,
     children: list[subprocess.Popen[bytes]],
 ) -> Running:
-    """`swarm-node join` for one volunteer."""
+    """`swarm-node join` for one volunteer, or what does the same with malice."""
+    attack = [str(volunteer.attack)] if volunteer.attack else []
     data_dir = node_data_dir(out, volunteer.name)
     settings = {**LOCAL, "model.mode": volunteer.mode, **task.settings, **overrides}
     if volunteer.mode == "lora":
         settings |= task.lora_settings
     process = spawn(
         [
+            *attack,
             "join",
             invite,
             "--model",
@@ -384,6 +422,7 @@ def start_volunteer(
         console_log(data_dir),
         scratch,
         children,
+        program="swarm.evil" if attack else "swarm.cli",
     )
     return Running(volunteer, process, data_dir)
 
@@ -428,7 +467,7 @@ def watch(
             if not console.is_terminal and elapsed - last_line >= 15.0:
                 last_line = elapsed
                 console.print(progress_line(running, elapsed))
-            if all(done(node, steps) for node in running):
+            if all(done(node, steps) for node in running if node.volunteer.attack is None):
                 return
             if elapsed > limit_s or (
                 elapsed > START_TIMEOUT_S and not any(n.status for n in running)
@@ -487,7 +526,7 @@ def live_view(
             node.volunteer.name,
             node.volunteer.model.name,
             node.volunteer.mode,
-            node.doing,
+            f"attacking: {node.volunteer.attack}" if node.volunteer.attack else node.doing,
             f"{training.get('step', 0)}/{steps}",
             share(training.get("accuracy")),
             Text(sparkline(curve, 16), "green"),
@@ -512,8 +551,9 @@ def summarize(
     running: Sequence[Running], options: DemoOptions, seconds: float, interrupted: bool
 ) -> dict[str, Any]:
     """The demo's result as data."""
+    honest = [node for node in running if node.volunteer.attack is None]
     nodes = []
-    for node in running:
+    for node in honest:
         training, exchange = node.training, node.status.get("exchange", {})
         nodes.append(
             {
@@ -544,6 +584,35 @@ def summarize(
         "seconds": round(seconds, 1),
         "interrupted": interrupted,
         "nodes": nodes,
+        "evil": [fate(node, honest) for node in running if node.volunteer.attack is not None],
+    }
+
+
+def fate(evil: Running, honest: Sequence[Running]) -> dict[str, Any]:
+    """What the honest nodes made of a malicious one."""
+    began_s = evil.published_s
+    quarantined = {
+        node.volunteer.name: None if began_s is None else max(0.0, round(seen_s - began_s, 1))
+        for node in honest
+        if (seen_s := node.quarantined_s.get(evil.peer_id)) is not None
+    }
+    rows = [node.peers.get(evil.peer_id, {}) for node in honest]
+    rejected: Counter[str] = Counter()
+    for row in rows:
+        rejected.update(row.get("rejected", {}))
+    attack = evil.volunteer.attack
+    return {
+        "name": evil.volunteer.name,
+        "attack": attack,
+        "peer_id": evil.peer_id,
+        "proof": PROOF.get(attack) if attack else None,
+        "quarantined_after_s": quarantined,
+        "honest_nodes": len(honest),
+        "groups_made": evil.training.get("groups_made", 0),
+        "groups_accepted": sum(row.get("accepted", 0) for row in rows),
+        "rejected_by_reason": dict(rejected),
+        "fetches_failed": sum(row.get("fetch_failures", 0) for row in rows),
+        "samples_trained": sum(row.get("samples_trained", 0) for row in rows),
     }
 
 
@@ -552,7 +621,8 @@ def summary_table(results: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"after {results['seconds']:.0f} s, method {results['method']}",
         caption="start, end: greedy accuracy on held-out prompts; filtered: samples that were not "
-        "trained on, since they teach nothing or are too far from the model's own",
+        "trained on, since they teach nothing or are too far from the model's own"
+        + "".join(f"\n{in_words(evil)}" for evil in results["evil"]),
     )
     for column, justify in (
         ("node", "left"),
@@ -583,6 +653,19 @@ def summary_table(results: Mapping[str, Any]) -> Table:
             f"{node['bytes_per_token'] or 0:.1f}",
         )
     return table
+
+
+def in_words(evil: Mapping[str, Any]) -> str:
+    """One line on a malicious node."""
+    after = evil["quarantined_after_s"]
+    latest = max((seconds for seconds in after.values() if seconds is not None), default=None)
+    when = "" if latest is None else f", all of these within {latest:.0f} s of its first group"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in evil["rejected_by_reason"].items())
+    return (
+        f"{evil['name']} ({evil['attack']}): quarantined by {len(after)} of "
+        f"{evil['honest_nodes']}{when}; groups accepted {evil['groups_accepted']}, "
+        f"rejected {reasons or 'none'}; {evil['samples_trained']} of its samples were trained on"
+    )
 
 
 def draw_curves(results: Mapping[str, Any], path: Path) -> None:

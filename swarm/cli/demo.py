@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from swarm.cli.arguments import METHOD_HELP, Arguments, Verbs, add_verb
+from swarm.evil.attacks import Attack
 
 
 def add(verbs: Verbs) -> None:
@@ -13,10 +14,21 @@ def add(verbs: Verbs) -> None:
         _demo,
         "run a whole swarm on this machine and watch it learn",
         "  swarm-node demo\n  swarm-node demo --method nois\n"
-        "  swarm-node demo --nodes 2 --steps 100 --json\n",
+        "  swarm-node demo --nodes 2 --steps 100 --json\n"
+        "  swarm-node demo --evil 1 --attack garbage\n",
     )
     demo.add_argument("--nodes", type=int, default=3, metavar="N", help="volunteers (default 3)")
     demo.add_argument("--steps", type=int, metavar="N", help="steps of the slowest node")
+    demo.add_argument(
+        "--evil", type=int, default=0, metavar="N", help="further nodes that attack (default 0)"
+    )
+    demo.add_argument(
+        "--attack",
+        choices=[str(attack) for attack in Attack],
+        default=str(Attack.POISON),
+        metavar="KIND",
+        help=f"what these do (default %(default)s): {', '.join(Attack)}",
+    )
     demo.add_argument("--seed", type=int, default=0, metavar="N")
     demo.add_argument("--method", default="ftis", metavar="NAME", help=METHOD_HELP)
     demo.add_argument(
@@ -36,6 +48,8 @@ def _demo(arguments: Arguments) -> int:
 
     options = DemoOptions(
         nodes=arguments.nodes,
+        evil=arguments.evil,
+        attack=Attack(arguments.attack),
         steps=arguments.steps,
         seed=arguments.seed,
         method=arguments.method,

@@ -1,6 +1,8 @@
 """Join a swarm and train: `swarm-node join`."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swarm.cli.arguments import (
     METHOD_HELP,
@@ -13,6 +15,9 @@ from swarm.cli.arguments import (
 )
 from swarm.cli.output import configure_logging, run_async
 from swarm.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from swarm.node.volunteer import Volunteer
 
 
 def add(verbs: Verbs) -> None:
@@ -43,6 +48,21 @@ def add(verbs: Verbs) -> None:
 
 
 def _join(arguments: Arguments) -> int:
+    def volunteer(*args: Any, **kwargs: Any) -> "Volunteer":
+        from swarm.node.volunteer import Volunteer
+
+        return Volunteer(*args, **kwargs)
+
+    return join(arguments, volunteer)
+
+
+def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
+    """Take part until stopped.
+
+    Args:
+        arguments: the verb's.
+        volunteer: makes the node; takes what `Volunteer` takes.
+    """
     from swarm.config import load_config
     from swarm.protocol.manifest import Invite
 
@@ -66,10 +86,8 @@ def _join(arguments: Arguments) -> int:
     data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
 
-    from swarm.node.volunteer import Volunteer
-
     async def run() -> None:
-        node = Volunteer(
+        node = volunteer(
             config,
             data_dir,
             swarm_id=swarm_id,

@@ -51,7 +51,7 @@ ACK_TIMEOUT_S = 30.0
 DOORSTEP_TIMEOUT_S = 5.0
 """For one who is turned away to read why."""
 
-_PROTOCOL_PREFIX = "/swarm-node/exchange/"
+PROTOCOL_PREFIX = "/swarm-node/exchange/"
 _ACK = b"\x06"
 _HASH_BYTES = 32
 _MAX_DETAIL_CHARS = 200
@@ -153,7 +153,7 @@ class Exchange:
     async def start(self) -> None:
         """Serve from now on; the overlay ends it with its own stop."""
         for version in PROTOCOL_VERSIONS:
-            await self._overlay.serve(f"{_PROTOCOL_PREFIX}{version}", self._serve)
+            await self._overlay.serve(f"{PROTOCOL_PREFIX}{version}", self._serve)
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Exchange:
         self, peer: str, request: Mapping[str, Any]
     ) -> AsyncIterator[tuple[asyncio.StreamReader, list[int | None]]]:
         """Send a request and read its reply; the payloads are read inside the context."""
-        protocols = [f"{_PROTOCOL_PREFIX}{v}" for v in sorted(PROTOCOL_VERSIONS, reverse=True)]
+        protocols = [f"{PROTOCOL_PREFIX}{v}" for v in sorted(PROTOCOL_VERSIONS, reverse=True)]
         with _network_faults(peer):
             _, reader, writer = await self._overlay.open_stream(peer, protocols, OPEN_TIMEOUT_S)
             try:

@@ -20,6 +20,7 @@ import psutil
 
 from swarm.control import control_request
 from swarm.errors import NotRunningError
+from swarm.evil.attacks import Attack
 from swarm.paths import DataDir, RunDir, SwarmDir
 
 MODELS = Path(__file__).parents[2] / "swarm" / "models"
@@ -217,14 +218,14 @@ class Swarm:
         if left:
             raise AssertionError(f"processes outlived their node: {left}")
 
-    def start(self, name: str, *arguments: str) -> Node:
+    def start(self, name: str, *arguments: str, program: str = "swarm.cli") -> Node:
         """Start `swarm-node ARGUMENTS` with a data directory of its own."""
         data_dir = self.folder / name
         data_dir.mkdir(exist_ok=True)
         full = [*arguments, "--data-dir", str(data_dir), "--name", name]
         with (data_dir / "console.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "swarm.cli", *full],
+                [sys.executable, "-m", program, *full],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -264,6 +265,11 @@ class Swarm:
         return self.start(
             name, "join", invite or self.invite, "--model", str(model), *settings(chosen)
         )
+
+    def attack(self, attack: Attack) -> Node:
+        """Start a malicious volunteer, named after what it does."""
+        arguments = ("join", self.invite, "--model", str(SMALL), *settings(QUICK))
+        return self.start(str(attack), str(attack), *arguments, program="swarm.evil")
 
 
 def write_prompts(path: Path, prompts: Mapping[str, str]) -> Path:
