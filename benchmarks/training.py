@@ -15,8 +15,10 @@ from typing import Any
 
 from benchmarks.measure import ROOT, NotMeasuredError, Row, Worker, interleave, peers_python
 from benchmarks.measure import ratio as paired
+from swarm.config import NodeConfig
+from swarm.model_memory import ModelFacts, Workload, estimate
 
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 49_152,
@@ -43,6 +45,7 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+BATCH = {"rows": 8, "prompt": 32, "completion": 64}
 TINY_NAME = "tiny model, 0.9M parameters"
 CHILD = (sys.executable, "-m", "benchmarks.training_child")
 VOCABULARY = 151_936
@@ -69,7 +72,7 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _step_rows(name: str, config: dict[str, Any], dtype: str, rounds: int) -> list[Row]:
-    batch = {"rows": 8, "prompt": 32, "completion": 64}
+    batch = BATCH
     tokens = batch["rows"] * (batch["prompt"] + batch["completion"])
     how = (
         f"batch of {batch['rows']} x ({batch['prompt']} + {batch['completion']}) tokens, CPU time "
@@ -94,10 +97,12 @@ def _compare(
     name: str, workers: dict[str, Worker], rounds: int, tokens: int, how: str
 ) -> list[Row]:
     rises: dict[str, list[float]] = {which: [] for which in workers}
+    tops: dict[str, list[float]] = {which: [] for which in workers}
 
     def step(which: str) -> float:
         taken = workers[which].call(op="step")
         rises[which].append(taken["rise_bytes"] / 1e6)
+        tops[which].append(taken["peak_bytes"] / 1e6)
         return float(taken["cpu_s"])
 
     candidates = {which: (lambda which=which: step(which)) for which in workers}
@@ -134,7 +139,41 @@ def _compare(
         ),
     ]
     # A tiny model's step fits into what malloc keeps.
-    return [speed] if name == TINY_NAME else [speed, memory]
+    return [speed] if name == TINY_NAME else [speed, memory, _estimate_row(name, max(tops["ours"]))]
+
+
+def _estimate_row(name: str, peak_mb: float) -> Row:
+    shape = ModelFacts.of_shape(
+        hidden=SMOLLM2["hidden_size"],
+        layers=SMOLLM2["num_hidden_layers"],
+        intermediate=SMOLLM2["intermediate_size"],
+        query=SMOLLM2["hidden_size"],
+        key_value=SMOLLM2["hidden_size"] // 3,
+        vocabulary=SMOLLM2["vocab_size"],
+        tied=True,
+    )
+    config = NodeConfig.model_validate(
+        {
+            "model": {"precision": name[-4:]},
+            "train": {"groups_per_step": 1, "optimizer": "adamw"},
+            "engine": {"prompts_per_call": 1},
+        }
+    )
+    workload = Workload(BATCH["rows"], BATCH["prompt"], BATCH["completion"])
+    told_mb = estimate(shape, config, workload, "cpu").peak / 1e6
+    return Row(
+        what=f"memory of a process that trains, {name}",
+        unit="MB",
+        ours=peak_mb,
+        limit=told_mb,
+        limit_name="estimated before the model is loaded",
+        ratio=peak_mb / told_mb,
+        ratio_of="measured / estimate",
+        aim="0.6 to 1",
+        met=0.6 <= peak_mb / told_mb <= 1.0,
+        cause="An estimate that is too low lets a node start that ends without memory.",
+        how="the same steps: highest resident memory of the whole process",
+    )
 
 
 def _memory_rows(quick: bool) -> list[Row]:
