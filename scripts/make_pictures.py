@@ -19,15 +19,9 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from swarm.control import control_request
-from swarm.demo import (
-    DemoOptions,
-    Running,
-    draw_curves,
-    live_view,
-    node_data_dir,
-    summary_table,
-    volunteers,
-)
+from swarm.demo.nodes import Running, node_data_dir, volunteers
+from swarm.demo.task import DemoOptions
+from swarm.demo.views import draw_curves, live_view, summary_table
 from swarm.status import node_view, swarm_view
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"

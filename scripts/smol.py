@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from scripts.convert_smollm2 import CUT, WHOLE
-from swarm.demo import DemoOptions, Task, run_demo
+from swarm.demo.run import run_demo
+from swarm.demo.task import DemoOptions, Task
 
 TASK = "reasoning-gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1"
 HELD_OUT_SEED, OTHER_SEED = 1000, 2000

@@ -44,7 +44,8 @@ def add(verbs: Verbs) -> None:
 
 
 def _demo(arguments: Arguments) -> int:
-    from swarm.demo import DemoOptions, run_demo
+    from swarm.demo.run import run_demo
+    from swarm.demo.task import DemoOptions
 
     options = DemoOptions(
         nodes=arguments.nodes,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nodes import ENVIRONMENT, PATIENCE_S, command_line, wait_until
 
-from swarm.demo import spawn
+from swarm.demo.nodes import spawn
 
 
 class Demo:
