@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from swarm.errors import RemoteProtocolError
@@ -40,6 +40,8 @@ DHT_RECORDS = 4
 MAX_NOTIFIED = 16
 """Members that get a notice at once; more are chosen at random, the others read the DHT."""
 
+MAX_UNDER_WAY = 4
+"""Notices on their way to one member; it finds further groups in the DHT."""
 
 MAX_SHARDS_READ = 4
 """Shards of announcements that are read in a round, chosen at random: what a node reads stays
@@ -80,6 +82,7 @@ class Announcer:
         self._policy_step = 0
         self._fresh = False
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+        self._under_way: Counter[str] = Counter()
         self._random = random.Random()
         self._bad_records: OrderedDict[bytes, None] = OrderedDict()
         self.notices_sent = 0
@@ -137,21 +140,32 @@ class Announcer:
         )
 
     async def _send_notices(self) -> None:
-        while True:
-            body = await self._outbox.get()
-            peers = self._recipients()
-            if len(peers) > MAX_NOTIFIED:
-                peers = self._random.sample(peers, MAX_NOTIFIED)
-            for result in await asyncio.gather(
-                *(self._exchange.notify(peer, body) for peer in peers), return_exceptions=True
-            ):
-                if isinstance(result, ExchangeError | RemoteProtocolError):
-                    self.notices_failed += 1
-                    log.debug("notice not delivered: %s", result)
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    self.notices_sent += 1
+        """Nobody waits for a member that is slow to take its own."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                body = await self._outbox.get()
+                peers = self._recipients()
+                if len(peers) > MAX_NOTIFIED:
+                    peers = self._random.sample(peers, MAX_NOTIFIED)
+                for peer in peers:
+                    if self._under_way[peer] < MAX_UNDER_WAY:
+                        self._under_way[peer] += 1
+                        tasks.create_task(self._notify(peer, body))
+                    else:
+                        self.notices_failed += 1
+
+    async def _notify(self, peer: str, body: bytes) -> None:
+        try:
+            await self._exchange.notify(peer, body)
+        except (ExchangeError, RemoteProtocolError) as error:
+            self.notices_failed += 1
+            log.debug("notice not delivered: %s", error)
+        else:
+            self.notices_sent += 1
+        finally:
+            self._under_way[peer] -= 1
+            if not self._under_way[peer]:
+                del self._under_way[peer]
 
     async def _use_dht(self) -> None:
         while True:

@@ -14,7 +14,7 @@ import pytest
 from swarm.config import NodeConfig
 from swarm.errors import RemoteProtocolError
 from swarm.node import gather
-from swarm.node.announce import Announcer
+from swarm.node.announce import MAX_UNDER_WAY, Announcer
 from swarm.node.gather import MAX_QUEUES, Gatherer
 from swarm.node.prompt_table import RenderedSet
 from swarm.node.volunteer import Volunteer
@@ -345,6 +345,37 @@ async def test_a_copied_group_is_dropped_without_a_strike(tmp_path: Path) -> Non
     assert gatherer.counts.rejected_by_reason == {"duplicate": 1}
     assert node.peers.strikes(thief.peer_id, monotonic()) == 0.0
     assert len(node.pool.pooled()) == 1
+
+
+async def test_a_member_that_takes_no_notices_holds_up_nobody_elses(tmp_path: Path) -> None:
+    node = volunteer(tmp_path, charter(), None)
+    gatherer = gatherer_of(node, SimpleNamespace())
+    told: list[str] = []
+
+    async def notify(peer: str, _: bytes) -> None:
+        told.append(peer)
+        if peer == "stalled":
+            await asyncio.Event().wait()
+
+    exchange: Any = SimpleNamespace(notify=notify)
+    announcer = Announcer(
+        exchange,
+        exchange,
+        node.swarm_id,
+        1,
+        recipients=lambda: ["stalled", "quick"],
+        offer=gatherer.offer,
+        reject=gatherer.reject,
+    )
+    sending = asyncio.create_task(announcer._send_notices())
+    for epoch in range(10):
+        announcer.publish([signed_group(node, epoch, OWN_REWARDS)[0]], 0)
+        await asyncio.sleep(0.01)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert told.count("quick") == announcer.notices_sent == 10
+    assert told.count("stalled") == MAX_UNDER_WAY
+    assert announcer.notices_failed == 10 - MAX_UNDER_WAY
 
 
 async def test_a_bad_record_is_a_strike_once_however_often_it_is_read(tmp_path: Path) -> None:
