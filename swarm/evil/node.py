@@ -60,8 +60,7 @@ class EvilVolunteer(Volunteer):
 
     async def work(self) -> None:
         if self._attack is Attack.STALL:
-            for version in PROTOCOL_VERSIONS:
-                await self.overlay.serve(f"{PROTOCOL_PREFIX}{version}", _never_answer)
+            self.exchange._answer = _never_answer  # type: ignore[method-assign, assignment]
         pest = {Attack.FLOOD: self._flood, Attack.STALL: self._stall}.get(self._attack)
         if pest is not None:
             self._start(pest())

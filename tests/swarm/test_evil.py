@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nodes import Node, Swarm, cli, sums, wait_until, write_prompts
 
-from swarm.evil.attacks import PROOF
+from swarm.evil.attacks import PROOF, Attack
 
 
 @pytest.fixture
@@ -71,3 +71,27 @@ def test_what_cannot_be_proven_is_told_by_the_demo(tmp_path: Path) -> None:
     assert evil["groups_accepted"] > 0
     assert evil["rejected_by_reason"].get("token", 0) == 0
     assert evil["samples_trained"] > 0
+
+
+@pytest.mark.slow
+def test_pests_keep_nobody_from_training_together(swarm: Swarm) -> None:
+    honest = [swarm.join("ada"), swarm.join("bob")]
+    pests = [swarm.attack(Attack.STALL), swarm.attack(Attack.FLOOD)]
+    wait_until(lambda: all(n.status().get("node") for n in pests), "all are up", honest)
+    stall, flood = (node.peer_id for node in pests)
+
+    def not_to_be_had() -> bool:
+        rows = [row(node, peer) for node in honest for peer in (stall, flood)]
+        return all(theirs.get("fetch_failures", 0) > 1 for theirs in rows)
+
+    wait_until(not_to_be_had, "fetches from both fail", [*honest, *pests])
+    before = [node.status()["exchange"] for node in honest]
+    more_steps(honest, 20)
+    for node, then in zip(honest, before, strict=True):
+        status = node.status()
+        assert status["exchange"]["groups_accepted"] > then["groups_accepted"]
+        assert status["exchange"]["notices_sent"] > then["notices_sent"]
+        assert status["network"]["p2pd_restarts"] == 0
+        assert row(node, stall)["accepted"] == 0
+        assert {other.peer_id for other in honest if other is not node} <= node.trained_on()
+        assert "Traceback" not in node.log()
