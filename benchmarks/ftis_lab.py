@@ -169,9 +169,19 @@ class _Clock:
 
 
 class Node:
-    """One member at work: a policy, what samples from it, what trains it."""
+    """One member at work: a policy, what samples from it, what trains it.
 
-    def __init__(self, cell: Cell, member: Member, tokenizer: Tokenizer) -> None:
+    Args:
+        train: further settings of [train].
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        member: Member,
+        tokenizer: Tokenizer,
+        train: Mapping[str, Any] | None = None,
+    ) -> None:
         setting = cell.setting
         self.name = member.name
         self._setting = setting
@@ -191,6 +201,7 @@ class Node:
                 learning_rate=setting.learning_rate * member.learning_rate_factor,
                 micro_batch_tokens=setting.micro_batch_tokens,
                 log_samples=False,
+                **(train or {}),
             ),
             cell.method.ftis,
             temperature=setting.temperature,
@@ -202,7 +213,7 @@ class Node:
         """n rewarded completions for each (place in the round, task)."""
         rollouts = self._decode([task for _, task in tasks], n, seeds, greedy=False)
         return [
-            Sampled(place, self.name, task, tuple(group), self._score(task, group))
+            Sampled(place, self.name, task, tuple(group), self.score(task, group))
             for (place, task), group in zip(tasks, rollouts, strict=True)
         ]
 
@@ -212,9 +223,14 @@ class Node:
 
     def accuracy(self, tasks: Sequence[Task]) -> float:
         """Mean reward of greedy completions."""
-        groups = self._decode(tasks, 1, [0] * len(tasks), greedy=True)
-        scores = [self._score(task, group) for task, group in zip(tasks, groups, strict=True)]
+        scores = [
+            self.score(task, group) for task, group in zip(tasks, self.greedy(tasks), strict=True)
+        ]
         return float(np.concatenate(scores).mean())
+
+    def greedy(self, tasks: Sequence[Task]) -> list[list[Rollout]]:
+        """The most probable completion of each task, each alone in its group."""
+        return self._decode(tasks, 1, [0] * len(tasks), greedy=True)
 
     def _decode(
         self, tasks: Sequence[Task], n: int, seeds: Sequence[int], *, greedy: bool
@@ -230,7 +246,8 @@ class Node:
             done += self._engine.generate([t.token_ids for t in tasks[at]], n, params, seeds[at])
         return done
 
-    def _score(self, task: Task, rollouts: Sequence[Rollout]) -> NDArray[np.float32]:
+    def score(self, task: Task, rollouts: Sequence[Rollout]) -> NDArray[np.float32]:
+        """Rewards (G,) of completions."""
         texts = [self._tokenizer.decode(rollout.token_ids.tolist()) for rollout in rollouts]
         finished = [rollout.finish is Finish.STOP for rollout in rollouts]
         rewards = score_group(self._reward, texts, finished, task.answer, task.text)
@@ -263,16 +280,16 @@ def run_cell(
     if cell.method.sharing == "horizontal" and setting.group_size % count:
         raise ConfigError(f"group size {setting.group_size} is no multiple of {count} nodes")
     description = cell.describe(prompts)
-    tokenizer = _shared_tokenizer(cell)
+    tokenizer = shared_tokenizer(cell)
     train, held_out, out_of_distribution = (
-        _tasks(part, tokenizer)
+        tasks_of(part, tokenizer)
         for part in (prompts.train, prompts.held_out, prompts.out_of_distribution)
     )
     with clock.on("loading"):
         nodes = [Node(cell, member, tokenizer) for member in cell.members]
     evaluations: list[list[dict[str, float]]] = [[] for _ in nodes]
     series: list[dict[str, list[float | None]]] = [{} for _ in nodes]
-    rounds = _rounds(train, setting.groups, cell.seed)
+    rounds = rounds_of(train, setting.groups, cell.seed)
     waiting: list[list[list[Sampled]]] = []  # rounds that are sampled and not yet trained on
 
     def evaluate(step: int) -> None:
@@ -333,7 +350,7 @@ def _sample_round(
         n = cell.setting.group_size
         if cell.method.sharing == "horizontal":
             n //= len(nodes)
-        seeds = [_seed(cell.seed, turn, place, index) for place, _ in share]
+        seeds = [seed_of(cell.seed, turn, place, index) for place, _ in share]
         sampled.append(node.sample(share, n, seeds))
     return sampled
 
@@ -343,16 +360,16 @@ def _diet(sharing: Sharing, sampled: Sequence[Sequence[Sampled]], index: int) ->
     if sharing == "horizontal":
         # One prompt's parts become one group. Nobody's own: the trainer knows owners by group.
         return [
-            _group(parts[0].task, POOL, False, parts)
+            train_group(parts[0].task, POOL, False, parts)
             for parts in (list(together) for together in zip(*sampled, strict=True))
         ]
     publishers = [index] if sharing.startswith("alone") else range(len(sampled))
     groups = [(one, publisher == index) for publisher in publishers for one in sampled[publisher]]
     groups.sort(key=lambda item: item[0].place)
-    return [_group(one.task, one.publisher, own, [one]) for one, own in groups]
+    return [train_group(one.task, one.publisher, own, [one]) for one, own in groups]
 
 
-def _group(task: Task, publisher: str, own: bool, parts: Sequence[Sampled]) -> TrainGroup:
+def train_group(task: Task, publisher: str, own: bool, parts: Sequence[Sampled]) -> TrainGroup:
     return TrainGroup(
         hash=hashlib.sha256(f"{publisher} {task.text}".encode()).digest(),
         publisher=publisher,
@@ -398,7 +415,7 @@ def _figures(report: StepReport, own: Sequence[Sampled]) -> dict[str, float | No
     return {name: None if v is None else float(f"{v:.5g}") for name, v in values.items()}
 
 
-def _rounds(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
+def rounds_of(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
     """Prompts round by round, in a new order every epoch, without end."""
     if len(tasks) < size:
         raise DataError(f"{len(tasks)} prompts to train on; a round takes {size}")
@@ -411,7 +428,7 @@ def _rounds(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]
         del order[:size]
 
 
-def _seed(*place: int) -> int:
+def seed_of(*place: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:6], "big")
 
 
@@ -428,7 +445,7 @@ def _section(cell: Cell, member: Member) -> ModelSection:
     )
 
 
-def _shared_tokenizer(cell: Cell) -> Tokenizer:
+def shared_tokenizer(cell: Cell) -> Tokenizer:
     folders = [model_files.resolve(_section(cell, member)) for member in cell.members]
     tokenizers = [Tokenizer.from_folder(folder) for folder in folders]
     if len({tokenizer.fingerprint() for tokenizer in tokenizers}) != 1:
@@ -439,7 +456,7 @@ def _shared_tokenizer(cell: Cell) -> Tokenizer:
     return tokenizers[0]
 
 
-def _tasks(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Task]:
+def tasks_of(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Task]:
     template = tokenizer.chat_template or PLAIN_TEMPLATE
     given: list[str | Sequence[Mapping[str, str]]] = [
         prompt.messages or prompt.prompt or "" for prompt in prompts
