@@ -13,7 +13,7 @@ VLLM_TESTS := tests/unit/test_engine_contract.py tests/swarm/test_vllm_node.py
 PEERS_VENV  := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
 
-.PHONY: demo smol test test-claims test-vllm test-slow fuzz bench bench-ftis lint fmt types clean
+.PHONY: demo smol test test-claims test-vllm test-slow soak fuzz bench bench-ftis lint fmt types clean
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
@@ -46,6 +46,10 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 # All that `make test` leaves out, but for vLLM.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# Twenty minutes of kills, freezes and lies for six nodes. ARGS="--minutes 2 --nodes 3".
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/swarm/soak.py $(ARGS)
 
 # Seven minutes: each reader of other people's bytes for one. ARGS="codec --runs 1000000".
 fuzz: $(STAMP)
