@@ -30,6 +30,22 @@ _BACKOFF_WAIT_S = 1.0
 _DIRECT = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
+class ClockSkewError(NetworkError):
+    """A peer's clock and this machine's are too far apart.
+
+    Args:
+        skew_s: how far the peer's is ahead.
+    """
+
+    def __init__(self, skew_s: float) -> None:
+        super().__init__(
+            f"clock skew: the peer's clock is {abs(skew_s):.1f} s "
+            f"{'ahead of' if skew_s > 0 else 'behind'} this machine's; at most "
+            f"{MAX_CLOCK_SKEW_S:.0f} s is allowed; set the wrong one (NTP)"
+        )
+        self.skew_s = skew_s
+
+
 async def probe_tcp(transport: str) -> None:
     """Tell a closed port, a silent host and an unknown name apart before libp2p dials.
 
@@ -86,6 +102,7 @@ async def ping(protocol: Any, peer: str, *, client: bool, timeout_s: float) -> f
         How far the peer's clock is ahead of this machine's, in seconds.
 
     Raises:
+        ClockSkewError: the clocks differ by more than `MAX_CLOCK_SKEW_S`.
         NetworkError: in words.
     """
     request = dht_pb2.PingRequest(peer=protocol.node_info, validate=not client)
@@ -101,11 +118,7 @@ async def ping(protocol: Any, peer: str, *, client: bool, timeout_s: float) -> f
     answered_s = time.time()
     skew_s: float = response.dht_time - (asked_s + answered_s) / 2
     if not abs(skew_s) <= MAX_CLOCK_SKEW_S + (answered_s - asked_s) / 2:
-        raise NetworkError(
-            f"clock skew: the peer's clock is {abs(skew_s):.1f} s "
-            f"{'ahead of' if skew_s > 0 else 'behind'} this machine's; at most "
-            f"{MAX_CLOCK_SKEW_S:.0f} s is allowed; set the wrong one (NTP)"
-        )
+        raise ClockSkewError(skew_s)
     if not response.available and not client:
         raise NetworkError(
             "DHT ping failed: the peer answers, but cannot open a stream back to this node"

@@ -92,7 +92,7 @@ class Overlay:
         self.client = client
         self.on_restart = list(on_restart)
         self.clock_skews_s: dict[str, float] = {}
-        """Peer -> how far its clock is ahead of this machine's, as of its last dial."""
+        """Peer -> how far its clock is ahead of this machine's, as of its last ping."""
         self.restarts = 0
         self.fault = ""
         """Why the network daemon is down now; empty while it runs."""
@@ -330,7 +330,7 @@ class Overlay:
                 await self._dial_all(due[:_MAX_DIALS])
             elif self._node is not None and time.monotonic() >= next_refresh_s:
                 next_refresh_s = time.monotonic() + _REFRESH_S
-                await self._ping_strangers()
+                await self._ping_some()
                 await self._refresh()
             await asyncio.sleep(_JOIN_TICK_S)
 
@@ -339,15 +339,19 @@ class Overlay:
         if self._node is not None:
             await self._in_time("refresh", self._node.find_nearest_nodes([self._node_id]))
 
-    async def _ping_strangers(self) -> None:
-        """Peers may be connected and yet, after a lost message, not in the routing table."""
+    async def _ping_some(self) -> None:
+        """Peers may be connected and yet, after a lost message, not in the routing table: those
+        first. Others tell whether the clocks still agree."""
         members = self._members()
-        strangers = [peer for peer in self._connected if peer not in members]
-        for peer in random.sample(strangers, min(len(strangers), _MAX_DIALS)):
+        peers = random.sample(self._connected, len(self._connected))
+        for peer in sorted(peers, key=members.__contains__)[:_MAX_DIALS]:
             try:
                 await self._ping(peer)
             except NetworkError as error:
                 logger.debug("%s is connected, but no member: %s", peer, error)
+        # What those said that are gone is true no more; without any, it may be why they are.
+        here = {peer: s for peer, s in self.clock_skews_s.items() if peer in self._connected}
+        self.clock_skews_s = here or self.clock_skews_s
 
     async def _dial_all(self, entries: Sequence[Entry]) -> None:
         slots = asyncio.Semaphore(_MAX_DIALS)
@@ -383,9 +387,18 @@ class Overlay:
     async def _ping(self, peer: str) -> None:
         if self._node is None:
             raise NetworkError(self.fault or "not pinged: the overlay is not started")
-        skew_s = await dialing.ping(
-            self._node.protocol, peer, client=self.client, timeout_s=_RPC_TIMEOUT_S
-        )
+        try:
+            skew_s = await dialing.ping(
+                self._node.protocol, peer, client=self.client, timeout_s=_RPC_TIMEOUT_S
+            )
+        except dialing.ClockSkewError as error:
+            self._note_clock(peer, error.skew_s)
+            raise
+        self._note_clock(peer, skew_s)
+
+    def _note_clock(self, peer: str, skew_s: float) -> None:
+        if not math.isfinite(skew_s):
+            return
         if len(self.clock_skews_s) >= _MAX_CLOCKS:
             del self.clock_skews_s[next(iter(self.clock_skews_s))]
         self.clock_skews_s[peer] = skew_s

@@ -197,6 +197,10 @@ class Swarm:
         self.folder = folder
         self.nodes: list[Node] = []
         self.invite = ""
+        self.prefixes: dict[str, Sequence[str]] = {}
+        """What starts the command of a node, by name."""
+        self.environments: dict[str, Mapping[str, str]] = {}
+        """Variables that a node has besides, by name."""
 
     def __enter__(self) -> "Swarm":
         return self
@@ -225,11 +229,11 @@ class Swarm:
         full = [*arguments, "--data-dir", str(data_dir), "--name", name]
         with (data_dir / "console.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", program, *full],
+                [*self.prefixes.get(name, ()), sys.executable, "-m", program, *full],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, **self.environments.get(name, {})},
             )
         node = Node(name, data_dir, list(arguments), process)
         self.nodes.append(node)
