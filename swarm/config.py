@@ -8,6 +8,7 @@ Does not know: what the swarm trains on (that is the manifest's, swarm.protocol.
 import hashlib
 import ipaddress
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,8 @@ from pydantic import (
 )
 
 from swarm.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 ENV_PREFIX = "SWARM_"
 
@@ -493,7 +496,8 @@ def load_config(
         path: node.toml, or None.
         flags: `section.key` to text, from the command line; values as in TOML, bare words allowed.
         environ: the environment; None: os.environ.
-        saved: values of an earlier start, in place of the defaults.
+        saved: values of an earlier start, in place of the defaults; those of settings that this
+            version does not have are left out.
 
     Raises:
         ConfigError: names the source, the field, the value and what would be right.
@@ -507,7 +511,8 @@ def load_config(
         origin.setdefault(section, source)
 
     for section, table in (saved or {}).items():
-        put("values of the last start", section, table)
+        if known := _known(section, table):
+            put("values of the last start", section, known)
     if path is not None:
         for section, table in _read_toml(path).items():
             if not isinstance(table, dict):
@@ -530,6 +535,16 @@ def load_config(
         return NodeConfig.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
+
+
+def _known(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """What another version of the program saved, without what this one does not have."""
+    field = NodeConfig.model_fields.get(section)
+    settings = getattr(field.annotation, "model_fields", {}) if field else {}
+    if unknown := table.keys() - settings.keys():
+        names = ", ".join(f"{section}.{key}" for key in sorted(unknown))
+        log.warning("settings of the last start that this version does not have: %s", names)
+    return {key: value for key, value in table.items() if key in settings}
 
 
 def render_example() -> str:

@@ -202,15 +202,16 @@ class TrainingLoop:
         return packed
 
     def _restore(self, packed: bytes) -> None:
+        """Another version of the program may have written more, or less but for the cursor."""
         state = msgpack.unpackb(packed)
         self._cursor = Cursor(*state["cursor"])
         self.pool.import_seen(state["seen"])
         known = {f.name for f in fields(Counts)}
-        values = {k: v for k, v in state["counts"].items() if k in known}
+        values = {k: v for k, v in state.get("counts", {}).items() if k in known}
         self.counts = Counts(**values)
-        self.accuracies = state["accuracies"]
-        self.rewards.extend(state["rewards"])
-        self._evaluated_step = state["evaluated_step"]
+        self.accuracies = state.get("accuracies", [])
+        self.rewards.extend(state.get("rewards", ()))
+        self._evaluated_step = state.get("evaluated_step", -1)
 
     # -- the loop --------------------------------------------------------------------------------
 

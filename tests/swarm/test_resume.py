@@ -2,28 +2,33 @@
 
 import hashlib
 import json
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 from hub_stand_in import Hub
 from nodes import (
     ENVIRONMENT,
     LARGE,
+    LOOPBACK,
     PATIENCE_S,
     SMALL,
     Node,
     Swarm,
     cli,
+    settings,
     sums,
     wait_until,
     write_prompts,
 )
 from safetensors.numpy import load
 
+from swarm.checkpoint_files import digest
 from swarm.paths import RunDir
 from tests.documented import ROOT
 
@@ -153,6 +158,74 @@ def test_another_model_is_refused_or_begins_anew(swarm: Swarm, node: Node) -> No
     assert result.returncode == 78, result.stderr
     assert "lora_rank: was 4, is 8" in result.stderr
     assert node.leftovers() == []
+
+
+@pytest.mark.slow
+def test_a_data_dir_of_another_version_goes_on(swarm: Swarm, node: Node) -> None:
+    """It lacks what this version adds, and has what this version does not know."""
+    assert node.stop() == 0
+    path = node.swarm_dir.config_path
+    saved = json.loads(path.read_text())
+    saved["train"]["of_another_version"] = 1
+    saved["of_another_version"] = {"x": True}
+    path.write_text(json.dumps(saved))
+    newest = checkpoints(node.run_dir)[max(checkpoints(node.run_dir))]
+    state = msgpack.unpackb((newest / "node_state.bin").read_bytes())
+    aged = msgpack.packb({"cursor": state["cursor"], "seen": state["seen"], "other": 1})
+    (newest / "node_state.bin").write_bytes(aged)
+    manifest = json.loads((newest / "checkpoint.json").read_text())
+    manifest["files"]["node_state.bin"] |= {
+        "sha256": hashlib.sha256(aged).hexdigest(),
+        "size_bytes": len(aged),
+    }
+    del manifest["sha256"]
+    manifest["sha256"] = digest(manifest)
+    (newest / "checkpoint.json").write_text(json.dumps(manifest))
+    step = manifest["step"]
+    node = swarm.restart(node, "join")
+    wait_until(lambda: node.step > step, "it goes on", [node])
+    assert f"resumed at step {step}" in node.log()
+    assert "train.of_another_version" in node.log()
+    assert node.status()["problems"] == []
+
+
+def finished_run(swarm: Swarm, name: str, identity: bytes | None, kill_at: int | None) -> Node:
+    """A node that makes 20 steps alone, and then ends; killed once after a certain one."""
+    (swarm.folder / name).mkdir()
+    if identity is not None:
+        key = swarm.folder / name / "identity.key"
+        key.touch(0o600)
+        key.write_bytes(identity)
+    steps = {"train__max_steps": "20", "checkpoint__every_steps": "4", "checkpoint__keep": "9"}
+    node = swarm.join(name, **steps)
+    if kill_at is not None:
+        wait_until(lambda: node.step >= kill_at, "some steps", [node])
+        node.kill()
+        node = swarm.restart(node, "join")
+    wait_until(lambda: bool(node.status().get("training", {}).get("finished")), "its end", [node])
+    assert node.stop() == 0
+    return node
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_the_run_that_was_not(tmp_path: Path) -> None:
+    """Bit by bit, from the checkpoint on that the killed node resumed from."""
+    kill_at = random.randrange(5, 17)
+    with Swarm(tmp_path) as swarm:
+        organizer = swarm.seed(write_prompts(tmp_path / "p.jsonl", sums(range(3, 9), range(2, 12))))
+        straight = finished_run(swarm, "straight", None, None)
+        identity = (straight.data_dir / "identity.key").read_bytes()
+        organizer.kill()  # and what the DHT knows of that identity
+        swarm.restart(organizer, "seed", *settings(LOOPBACK))
+        killed = finished_run(swarm, "killed", identity, kill_at)
+    assert "resumed at step" in killed.log()
+    expected, found = checkpoints(straight.run_dir), checkpoints(killed.run_dir)
+    assert set(expected) == set(found) == {4, 8, 12, 16, 20}
+    for step in expected:
+        for name in ("model.safetensors", "trainer.safetensors"):
+            assert (expected[step] / name).read_bytes() == (found[step] / name).read_bytes(), (
+                f"{name} of step {step}, killed after step {kill_at}"
+            )
 
 
 def test_an_adapter_goes_to_the_hub_merged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,3 +312,15 @@ def test_the_digest_tells_values_apart_and_nothing_else(tmp_path: Path) -> None:
 def test_fields_that_do_not_fit_together_are_named(flags: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         load_config(None, flags, environ={})
+
+
+def test_settings_saved_by_another_version_are_left_out_if_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    saved = {"train": {"learning_rate": 0.5, "gone": 1}, "gone": {"x": 1}}
+    config = load_config(None, saved=saved)
+    assert config.train.learning_rate == 0.5
+    assert "train.gone" in caplog.text
+    assert "gone.x" in caplog.text
+    with pytest.raises(ConfigError, match="values of the last start"):
+        load_config(None, saved={"train": {"learning_rate": -1.0}})
