@@ -308,6 +308,8 @@ class Learner:
         """Sample; where the memory does not suffice, fewer prompts at a time, from then on."""
         import torch
 
+        from swarm.rl.host_memory import one_out_of_memory
+
         groups: list[list[Rollout]] = []
         while len(groups) < len(prompts):
             done, size = len(groups), len(prompts) - len(groups)
@@ -315,7 +317,8 @@ class Learner:
                 size = min(size, max(1, self._max_completions // n))
             part = slice(done, done + size)
             try:
-                groups += self._model.engine.generate(prompts[part], n, sampling, seeds[part])
+                with one_out_of_memory():
+                    groups += self._model.engine.generate(prompts[part], n, sampling, seeds[part])
                 continue
             except torch.OutOfMemoryError:
                 if size < 2:

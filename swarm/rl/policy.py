@@ -26,6 +26,7 @@ from swarm.errors import ConfigError, DataError, first_line
 from swarm.paths import parse_json
 from swarm.rl import adapters
 from swarm.rl.device import choose_device, choose_dtype
+from swarm.rl.host_memory import one_out_of_memory
 from swarm.rl.token_logprobs import Head, scaled_logits, token_logprobs
 
 log = logging.getLogger(__name__)
@@ -439,15 +440,16 @@ def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> 
 
     disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=None if section.attention == "auto" else section.attention,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with one_out_of_memory():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=None if section.attention == "auto" else section.attention,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except torch.OutOfMemoryError:
         raise
     except ImportError as error:

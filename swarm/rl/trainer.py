@@ -24,6 +24,7 @@ from swarm.errors import DataError
 from swarm.protocol.rollout import Finish, Rollout
 from swarm.rl.advantages import group_advantages, valid_samples
 from swarm.rl.filter import dropped_by_advantage
+from swarm.rl.host_memory import one_out_of_memory
 from swarm.rl.loss import FtisConfig, LossMetrics, LossOutput, ftis_loss, kl_quantiles
 from swarm.rl.optimizer import Optimizer
 from swarm.rl.sample_report import Divergence, SampleReport, divergences, ratio_edges
@@ -352,7 +353,8 @@ class Trainer:
             if first is not None:
                 first.metrics, first.tokens, first.micro_batches = LossMetrics(), 0, 0
             try:
-                return self._backward(samples, n_samples, first)
+                with one_out_of_memory():
+                    return self._backward(samples, n_samples, first)
             except torch.OutOfMemoryError as error:
                 if self._micro_batch_tokens <= max(sizes):
                     raise

@@ -1,10 +1,11 @@
 """Faults of real nodes: whatever dies, hangs or fills up, the node is back to training by itself,
 as itself, the others go on, and `status` names the condition while it lasts."""
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -171,6 +172,60 @@ def test_a_frozen_node_stops_nobody_and_comes_back(swarm: Swarm) -> None:
             process.resume()
     trains_on(other)
     assert [peer for peer in node.status()["peers"] if peer["strikes"] > 0] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_gets_no_memory_is_started_until_it_does(swarm: Swarm) -> None:
+    node = volunteer(swarm, "ada")
+    peer_id, process = node.peer_id, psutil.Process(node.process.pid)
+    # Children inherit it: torch does not fit in, what the node needs besides does.
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + 400_000_000, -1))
+    node.child("swarm.rl.learner").kill()
+    wait_until(
+        lambda: node.log().count("learner failed") >= 3, "it fails before its first step", [node]
+    )
+    assert "the learner failed" in " ".join(node.status()["problems"])
+    process.rlimit(psutil.RLIMIT_AS, (-1, -1))
+    trains_on(node)
+    assert node.status()["problems"] == []
+    assert node.peer_id == peer_id
+
+
+@pytest.mark.slow
+def test_a_learner_that_the_kernel_ends_for_its_memory(swarm: Swarm) -> None:
+    node = volunteer(swarm, "ada")
+    learner = node.child("swarm.rl.learner")
+    with memory_group(learner.memory_info().rss // 2) as group:
+        if group is None:
+            pytest.skip("this user cannot limit a group of processes")
+        group.joinpath("cgroup.procs").write_text(f"{learner.pid}\n")
+        wait_until(lambda: not learner.is_running(), "the kernel ends it", [node], timeout_s=120)
+        trains_on(node)
+    assert node.child("swarm.rl.learner").pid != learner.pid
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path | None]:
+    """A control group of the kernel with so much memory; None where it cannot be made."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = root / f"swarm-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / limit).write_text(f"{limit_bytes}\n")
+        except OSError:
+            with suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield group
+        finally:
+            with suppress(OSError):
+                group.rmdir()
+        return
+    yield None
 
 
 @pytest.mark.slow

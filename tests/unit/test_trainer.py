@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -199,9 +199,19 @@ def test_gradient_of_micro_batches_is_the_whole_batchs() -> None:
     torch.testing.assert_close(moments[0], moments[1], rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("inner_updates", [1, 2])
+def no_gpu_memory() -> None:
+    raise torch.OutOfMemoryError("no memory")
+
+
+def no_main_memory() -> None:
+    torch.empty(1 << 62, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("inner_updates", "exhaust"), [(1, no_gpu_memory), (2, no_gpu_memory), (1, no_main_memory)]
+)
 def test_micro_batches_shrink_until_they_fit_into_memory(
-    inner_updates: int, caplog: pytest.LogCaptureFixture
+    inner_updates: int, exhaust: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same result, the second update's included, and for good."""
 
@@ -210,7 +220,7 @@ def test_micro_batches_shrink_until_they_fit_into_memory(
             result = super().completion_logprobs(*arguments)
             # Not at the first micro-batch: gradients and counts of others are there already.
             if self.padded_tokens[-1] > 40 or len(self.padded_tokens) == 4:
-                raise torch.OutOfMemoryError("no memory")
+                exhaust()
             return result
 
     results = []
