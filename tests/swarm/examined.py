@@ -100,6 +100,14 @@ class Growth:
             except psutil.Error:
                 continue
 
+    def write(self, path: Path) -> None:
+        """All that was measured, a line each."""
+        with path.open("w") as file:
+            for (role, pid, _), samples in self.lives.items():
+                for seconds, memory, files in samples:
+                    record = {"role": role, "pid": pid, "s": seconds, "bytes": memory, "fds": files}
+                    file.write(json.dumps(record) + "\n")
+
     def report(self, warm_up_s: float, long_s: float) -> dict[str, dict[str, float]]:
         """For each kind of process: the most it took, and how fast those that lived long grew.
 

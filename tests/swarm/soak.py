@@ -321,6 +321,7 @@ def soak(folder: Path, minutes: float, count: int, seed: int, say: Callable[[str
         wrong = run.crashes + ended_in_order(run)
         nodes = list(run.nodes.values())
         run.orphans += [f"{n.name}: {left}" for n in swarm.nodes for left in n.leftovers()]
+    run.growth.write(folder / "growth.jsonl")
     ids = {status["node"]["peer_id"] for status in statuses.values() if status}
     evaluations = {
         node.name: [
