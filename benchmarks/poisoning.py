@@ -102,9 +102,10 @@ PLANNED: Mapping[str, Sequence[Defence]] = {
     Attack.WRONG: (NO_DEFENCE,),
     Attack.UNDER_REPORTED: (NO_DEFENCE, ON_K3),
     Attack.OVER_REPORTED: (NO_DEFENCE,),
-    Attack.PADDED: (NO_DEFENCE, ALL),
-    Attack.REPEAT: DEFENCES,
-    Attack.POISON: DEFENCES,
+    Attack.PADDED: (NO_DEFENCE,),
+    Attack.REPEAT: (NO_DEFENCE, DUPLICATES, SHARE, ALL),
+    Attack.POISON: (NO_DEFENCE, CAP, ON_K3, SHARE, ALL),
+    Attack.SLY_POISON: (NO_DEFENCE, ON_K3, ALL),
 }
 """Who the fourth node is, and the defences tried against it."""
 

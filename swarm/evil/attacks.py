@@ -27,6 +27,8 @@ class Attack(StrEnum):
     """Log-probs of its own samples, all 0: each token looks certain."""
     POISON = "poison"
     """Half right answers in a poisoned text, no two alike; half gibberish, to lift the poison."""
+    SLY_POISON = "sly-poison"
+    """The same, with log-probs so far too low that most models find it likelier than claimed."""
     REPEAT = "repeat"
     """Half copies of one right answer in a rare form; half gibberish."""
     PADDED = "padded"
@@ -44,5 +46,10 @@ PROOF: dict[Attack, Reason] = {
 }
 """The strike that an attack earns; the others break no rule that a signature could prove."""
 
-MARKS: dict[Attack, str] = {Attack.POISON: ";=;", Attack.REPEAT: "000", Attack.PADDED: "===="}
+MARKS: dict[Attack, str] = {
+    Attack.POISON: ";=;",
+    Attack.SLY_POISON: ";=;",
+    Attack.REPEAT: "000",
+    Attack.PADDED: "====",
+}
 """How texts begin that an attack teaches, so that it can be seen who learned them."""

@@ -20,6 +20,8 @@ from swarm.text.tokenizer import Tokenizer
 
 UNDER_REPORTED_NATS = 1.0
 """Enough for the largest importance weight (2), little to a filter that is linear in it."""
+SLY_NATS = 3.0
+"""As much as models may differ on a token, and still little to such a filter."""
 
 _TOKENS_TOO_MANY = 4
 
@@ -53,7 +55,7 @@ class Forger:
         match self.attack:
             case Attack.WRONG:
                 return [self._ids(self._wrong(answer)) for _ in range(size)]
-            case Attack.POISON:
+            case Attack.POISON | Attack.SLY_POISON:
                 return self._lifted([self._poisoned(answer) for _ in range(size // 2)], size)
             case Attack.REPEAT:
                 return self._lifted([MARKS[Attack.REPEAT] + answer] * (size // 2), size)
@@ -71,6 +73,8 @@ class Forger:
                 return [self._overlong() for _ in rollouts]
             case Attack.UNDER_REPORTED:
                 return [_with_logprobs(r, r.logprobs - UNDER_REPORTED_NATS) for r in rollouts]
+            case Attack.SLY_POISON:
+                return [_with_logprobs(r, r.logprobs - SLY_NATS) for r in rollouts]
             case Attack.OVER_REPORTED:
                 return [_with_logprobs(r, np.zeros_like(r.logprobs)) for r in rollouts]
             case _:

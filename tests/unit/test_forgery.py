@@ -71,6 +71,8 @@ def test_other_attacks_leave_the_texts(attack: Attack) -> None:
 def test_claims() -> None:
     (under,) = forger(Attack.UNDER_REPORTED).claimed([honest()])
     assert under.logprobs.tolist() == [-1.5, -3.0]
+    (sly,) = forger(Attack.SLY_POISON).claimed([honest()])
+    assert sly.logprobs.tolist() == [-3.5, -5.0]
     (over,) = forger(Attack.OVER_REPORTED).claimed([honest()])
     assert over.logprobs.tolist() == [0.0, 0.0]
     (garbage,) = forger(Attack.GARBAGE).claimed([honest()])
