@@ -4,7 +4,7 @@ Owns: the cases, their time limit, the report. Each case is a learner with a con
 own, in a process of its own, driven as a node drives it: load, sample, train, sample again, on a
 model with Qwen2.5-0.5B's shape and weights from a seed. Does not know: how a learner does it.
 
-Reported are the peak of the device's memory beside the estimate that a node makes before it loads,
+Reported are the peak of the memory in use beside the estimate that a node makes before it loads,
 tokens a second, and how far the engine's log-probs are from the trainer's; `--device cpu --quick`
 goes through the same code with a tiny model, to see that it runs. Cases whose packages are missing
 (vllm, bitsandbytes) say so.
@@ -15,12 +15,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import psutil
 
 from benchmarks.measure import ROOT, machine
 from benchmarks.training import SMOLLM2, TINY
@@ -84,8 +86,6 @@ def device_name(device: str) -> str | None:
 
 def run_case(name: str, device: str, quick: bool) -> dict[str, Any]:
     """One learner's life; runs in a process of its own."""
-    import torch
-
     from swarm.config import load_config
     from swarm.rl.learner import Learner
 
@@ -114,16 +114,14 @@ def run_case(name: str, device: str, quick: bool) -> dict[str, Any]:
             workload=workload,
         )
         load_s = time.monotonic() - started
-        turns = [_turn(learner, seed, workload) for seed in range(1 if quick else STEPS)]
+        with _Memory(device) as memory:
+            turns = [_turn(learner, seed, workload) for seed in range(1 if quick else STEPS)]
         last = turns[-1]
-        on_gpu = device == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else model["memory_bytes"]
         return {
             "load_s": round(load_s, 1),
             "optimizer": model["optimizer"],
             "estimate": model["memory_estimate"],
-            "peak_bytes": peak,
-            "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
+            "peak_bytes": memory.peak_bytes,
             "sampled_tokens_per_s": round(last["sampled"] / last["sample_s"]),
             "trained_tokens_per_s": round(last["trained"] / last["train_s"]),
             "logprob_difference": last["difference"],
@@ -131,6 +129,39 @@ def run_case(name: str, device: str, quick: bool) -> dict[str, Any]:
             "engine": last["engine"],
             "turns": turns,
         }
+
+
+class _Memory:
+    """The most memory in use meanwhile: of the whole GPU, as vLLM runs in a process of its own, or
+    of this process."""
+
+    def __init__(self, device: str) -> None:
+        self.peak_bytes = 0
+        self._device = device
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, self._used())
+            if self._done.wait(0.02):
+                return
+
+    def _used(self) -> int:
+        if self._device == "cpu":
+            return psutil.Process().memory_info().rss
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return total - free
 
 
 def _turn(learner: Any, seed: int, workload: dict[str, int]) -> dict[str, Any]:
@@ -157,7 +188,7 @@ def _turn(learner: Any, seed: int, workload: dict[str, int]) -> dict[str, Any]:
         }
         for index, (prompt, rollouts) in enumerate(zip(prompts, sampled["groups"], strict=True))
     ]
-    difference = _difference(learner, prompts[0], sampled["groups"][0])
+    difference = _difference(learner, prompts[0], sampled["groups"][0][:2])
     started = time.monotonic()
     report = learner.train(groups=groups)
     took_s = time.monotonic() - started
@@ -203,11 +234,11 @@ def missing(name: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all cases, each in a process; 1 where one failed."""
+    """Run all cases, each in a process; 1 where one failed, 3 where none could be run."""
     device = device_name(options.device)
     if device is None:
         print("unrun: this torch can use no NVIDIA GPU; --device cpu --quick rehearses", flush=True)
-        return 1
+        return 3
     deadline = time.monotonic() + LIMIT_S
     results: dict[str, Any] = {}
     for name in options.only or CASES:
