@@ -2,15 +2,20 @@
 as itself, the others go on, and `status` names the condition while it lasts."""
 
 import os
+import random
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from examined import faulty_files
 from nodes import LOOPBACK, Node, Swarm, cli, settings, sums, wait_until, write_prompts
+
+from swarm.paths import DataDir
 
 PROMPTS = sums(range(3, 20), range(2, 12))
 
@@ -114,11 +119,31 @@ def test_a_restart_storm_leaves_nothing_behind(swarm: Swarm) -> None:
     assert organizer.peer_id == peer_id
     shown = cli("status", swarm.invite, "--timeout", "20")
     assert shown.returncode == 0, shown.stderr
-    drafts = [p for p in organizer.data_dir.rglob("*") if p.name.endswith((".tmp", ".draft"))]
-    assert drafts == []
+    assert faulty_files(DataDir(organizer.data_dir)) == []
 
 
 # -- with models: slow ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_volunteer_killed_again_and_again_loses_no_checkpoint(swarm: Swarm) -> None:
+    """While it starts, loads, steps, writes: whenever it comes."""
+    node = volunteer(swarm, "finn", checkpoint__every_steps="1")
+    wait_until(lambda: bool(node.run_dir.checkpoints()), "a checkpoint", [node])
+    peer_id, run_dir, moments, newest = node.peer_id, node.run_dir, random.Random(0), 0
+    for _ in range(20):
+        time.sleep(moments.uniform(0.0, 12.0))
+        node.kill()
+        assert node.leftovers() == []
+        assert newest <= max(run_dir.checkpoints())
+        newest = max(run_dir.checkpoints())
+        node = swarm.restart(node, "join")
+    wait_until(lambda: node.step > newest, "it trains on", [node])
+    assert f"resumed at step {newest}" in node.log()
+    assert (node.peer_id, node.run_dir) == (peer_id, run_dir)
+    assert node.stop() == 0
+    assert not DataDir(node.data_dir).runtime_dir.exists()
+    assert faulty_files(DataDir(node.data_dir)) == []
 
 
 @pytest.mark.slow
