@@ -164,7 +164,8 @@ def verify_signature(public_key: bytes, message: bytes, signature: bytes) -> boo
 def _create_key_file(path: Path, identity: Identity) -> None:
     """Write the key file whole or not at all; a file that another process made first stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    # Named as all drafts are, so that one which a killed process left is deleted at the next start.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{os.getpid()}.tmp")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
     try:
         with os.fdopen(descriptor, "wb") as file:

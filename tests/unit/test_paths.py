@@ -98,6 +98,21 @@ def test_drafts_of_killed_processes_are_deleted_at_the_next_start(tmp_path: Path
         assert left == {f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"}
 
 
+def test_half_a_key_of_a_killed_process_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib, swarm.protocol.identity as module\n"
+        "os.link = lambda *_: os._exit(9)\n"
+        "module.Identity.load_or_create(pathlib.Path(sys.argv[1]))\n"
+    )
+    data_dir = DataDir(tmp_path)
+    killed = subprocess.run([sys.executable, "-c", code, str(data_dir.identity_path)], check=False)
+    assert killed.returncode == 9
+    assert len(list(tmp_path.iterdir())) == 1
+    data_dir.lock()
+    data_dir.unlock()
+    assert [path.name for path in tmp_path.iterdir()] == [data_dir.lock_path.name]
+
+
 def test_json_that_is_nested_too_deep_is_an_error_like_any_other() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         parse_json("[" * 100_000)
