@@ -191,5 +191,6 @@ async def fetch_charter(
                 failures[peer] = str(error)
         if time.monotonic() > deadline:
             lines = [f"  {k}: {v}" for k, v in {**overlay.dial_results, **failures}.items()]
+            lines = lines or [f"  nothing came of dialling in {timeout_s:g} s; allow more time"]
             raise UnreachableError("no member of the swarm answers:\n" + "\n".join(lines))
         await asyncio.sleep(0.1)

@@ -1,12 +1,14 @@
 """Faults between real nodes: a swarm that is cut in two, packets lost and late, a wrong clock."""
 
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import wires
-from nodes import Node, Swarm, sums, wait_until, write_prompts
+from nodes import ENVIRONMENT, PATIENCE_S, Node, Swarm, sums, wait_until, write_prompts
 from wires import Wires
 
 PROMPTS = sums(range(3, 20), range(2, 12))
@@ -52,6 +54,35 @@ def joined(swarm: Swarm, net: Wires, *names: str) -> list[Node]:
     for node in nodes:
         wait_until(lambda node=node: node.step >= 2, f"{node.name} trains", swarm.nodes)
     return nodes
+
+
+def test_a_swarm_is_seen_over_a_bad_line_and_not_over_a_cut_one(
+    wired: tuple[Swarm, Wires],
+) -> None:
+    """Without models: quick."""
+    swarm, net = wired
+
+    def look(timeout_s: int) -> subprocess.CompletedProcess[str]:
+        command = ("-m", "swarm.cli", "status", swarm.invite, "--timeout", str(timeout_s))
+        return subprocess.run(
+            [*net.prefix("ada"), sys.executable, *command],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            timeout=PATIENCE_S,
+        )
+
+    net.loss, net.delay_s = 0.05, 0.1
+    seen = look(60)
+    assert seen.returncode == 0, seen.stderr
+    assert net.dropped > 0
+    net.split({"organizer"}, {"ada"})
+    for timeout_s, said in ((10, f"{net.host('organizer')}/tcp/"), (1, "allow more time")):
+        cut = look(timeout_s)
+        assert cut.returncode == 69, cut.stderr
+        assert said in cut.stderr
+    net.heal()
+    assert look(60).returncode == 0
 
 
 @pytest.mark.slow
