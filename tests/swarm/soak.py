@@ -27,8 +27,9 @@ from examined import Growth, faulty_files
 from liar import DEEP, STREAM, liar
 from nodes import LARGE, LOOPBACK, PATIENCE_S, SMALL, Node, Swarm, read_jsonl, settings, wait_until
 
-from swarm.demo import arithmetic
+from swarm.demo.task import arithmetic
 from swarm.errors import SwarmError
+from swarm.evil.attacks import Attack
 from swarm.paths import DataDir, write_atomic, write_json
 from swarm.protocol.manifest import Invite
 
@@ -45,6 +46,9 @@ FROZEN_S = (5.0, 40.0)
 MEASURE_S = 10.0
 LIAR_S = 60.0
 """Between two names of the liar."""
+
+ATTACKS = (Attack.GARBAGE, Attack.FLOOD)
+"""Of the volunteers that attack, beside the liar."""
 
 KINDS = ((SMALL, "full"), (LARGE, "full"), (LARGE, "lora"))
 SETTINGS = {
@@ -151,8 +155,8 @@ class Soak:
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """The newest process of each member."""
-        return {node.name: node for node in self._swarm.nodes}
+        """The newest process of each honest member."""
+        return {n.name: n for n in self._swarm.nodes if n.name not in ATTACKS}
 
     @property
     def volunteers(self) -> list[Node]:
@@ -162,6 +166,8 @@ class Soak:
         """Hurt the nodes for so long, then let each get over it."""
         for node in self.volunteers:
             wait_until(lambda node=node: bool(_steps(node)), f"{node.name} trains", [node])
+        for attack in ATTACKS[: len(self.volunteers) // 3]:
+            self._swarm.attack(attack)
         start_s = time.monotonic()
         next_fault_s, next_measure_s = start_s + PERIOD_S, start_s
         self._at(start_s + seconds / 3, lambda: self._kill_node(self.nodes["organizer"]))
@@ -317,6 +323,7 @@ def soak(folder: Path, minutes: float, count: int, seed: int, say: Callable[[str
             run.run(minutes * 60, say)
         finally:
             evil.stop()
+        attacks = [node.name for node in swarm.nodes if node.name in ATTACKS]
         statuses = {name: node.status() for name, node in run.nodes.items()}
         wrong = run.crashes + ended_in_order(run)
         nodes = list(run.nodes.values())
@@ -338,6 +345,7 @@ def soak(folder: Path, minutes: float, count: int, seed: int, say: Callable[[str
         "nodes": count,
         "seed": seed,
         "faults": dict(run.faults),
+        "attacks": attacks,
         "evil": {"names": len(evil.names), "messages": evil.messages, "refused": evil.refused},
         "crashes": wrong + tracebacks(nodes),
         "orphans": run.orphans,
@@ -374,6 +382,7 @@ def as_text(report: Any) -> str:
         f"{report['nodes']} nodes, {report['minutes']:g} minutes, seed {report['seed']}: "
         + ("passed" if report["passed"] else "FAILED"),
         "faults: " + ", ".join(f"{kind} {n}" for kind, n in sorted(report["faults"].items())),
+        f"attacks: {', '.join(report['attacks'])}",
         "lies: {messages} messages under {names} names, {refused} refused".format(**report["evil"]),
     ]
     for key in ("crashes", "orphans", "corrupt_files", "strikes_of_honest"):
