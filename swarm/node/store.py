@@ -15,6 +15,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+BLOCK_BYTES = 4096
+"""What file systems give out: a smaller blob takes as much of the disk."""
+
 _HASH_BYTES = 32
 _BLOB_NAME = re.compile(r"([0-9a-f]{64})\.blob")
 _DRAFT_NAME = re.compile(r"[0-9a-f]{64}\.draft")
@@ -31,12 +34,17 @@ def blob_path(root: Path, blob_hash: bytes) -> Path:
     return root / f"{blob_hash.hex()}.blob"
 
 
+def bytes_on_disk(size_bytes: int) -> int:
+    """What a file of this size takes."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
 class BlobStore:
     """A folder of blobs.
 
     Args:
         root: made where it is missing; drafts that a killed process left in it are deleted.
-        quota_bytes: of all blobs together.
+        quota_bytes: of all blobs together, on the disk.
         min_free_bytes: nothing is written when the file system would have less than this left.
         fsync: whether `put` waits for the disk. Without it a power cut can lose or damage the
             newest blobs; `get` notices.
@@ -55,7 +63,7 @@ class BlobStore:
         self._quota_bytes = quota_bytes
         self._min_free_bytes = min_free_bytes
         self._fsync = fsync
-        # Hash -> size, the oldest first.
+        # Hash -> size on the disk, the oldest first.
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._used_bytes = 0
         self.trouble = ""
@@ -71,7 +79,7 @@ class BlobStore:
 
     @property
     def used_bytes(self) -> int:
-        """Size of all blobs together."""
+        """What all blobs together take of the disk."""
         return self._used_bytes
 
     def put(self, blob_hash: bytes, blob: bytes) -> bool:
@@ -93,7 +101,7 @@ class BlobStore:
         if blob_hash in self._sizes:
             return True
         try:
-            problem = self._make_room(len(blob))
+            problem = self._make_room(bytes_on_disk(len(blob)))
             if not problem:
                 self._write(path, blob)
         except OSError as error:
@@ -106,8 +114,8 @@ class BlobStore:
         if self.trouble:
             logger.info("blobs are stored again")
             self.trouble = ""
-        self._sizes[blob_hash] = len(blob)
-        self._used_bytes += len(blob)
+        self._sizes[blob_hash] = bytes_on_disk(len(blob))
+        self._used_bytes += self._sizes[blob_hash]
         return True
 
     def get(self, blob_hash: bytes) -> bytes | None:
@@ -149,8 +157,8 @@ class BlobStore:
                     stat = entry.stat(follow_symlinks=False)
                     found.append((stat.st_mtime_ns, bytes.fromhex(match[1]), stat.st_size))
         for _, blob_hash, size_bytes in sorted(found):
-            self._sizes[blob_hash] = size_bytes
-            self._used_bytes += size_bytes
+            self._sizes[blob_hash] = bytes_on_disk(size_bytes)
+            self._used_bytes += self._sizes[blob_hash]
 
     def _make_room(self, size_bytes: int) -> str:
         """Evict for a blob of this size; returns why there is no room all the same, or ""."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from swarm.node import store as module
 from swarm.node.store import BlobStore
 
 
@@ -20,6 +21,12 @@ A, B, C, D = (named(letter * 100) for letter in (b"a", b"b", b"c", b"d"))
 
 def open_store(root: Path, quota_bytes: int = 1000, min_free_bytes: int = 0) -> BlobStore:
     return BlobStore(root, quota_bytes, min_free_bytes)
+
+
+@pytest.fixture(autouse=True)
+def no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file takes as much of the disk as it is long."""
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1)
 
 
 def test_a_stored_blob_is_there_now_and_after_a_restart(tmp_path: Path) -> None:
@@ -54,6 +61,19 @@ def test_the_oldest_go_when_the_quota_is_reached(tmp_path: Path) -> None:
     assert [store.get(blob[0]) is not None for blob in (A, B, C)] == [False, True, True]
     assert store.used_bytes == 200
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_small_blobs_count_as_the_blocks_that_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
+    store = open_store(tmp_path, quota_bytes=3 * 4096)
+    for blob in (A, B, C, D):
+        assert store.put(*blob)
+    assert (len(store), store.used_bytes) == (3, 3 * 4096)
+    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert taken <= store.used_bytes
+    assert open_store(tmp_path, quota_bytes=2 * 4096).used_bytes == 2 * 4096
 
 
 def test_storing_twice_counts_once(tmp_path: Path) -> None:
