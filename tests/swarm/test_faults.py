@@ -6,8 +6,9 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -218,37 +219,46 @@ def test_a_learner_that_gets_no_memory_is_started_until_it_does(swarm: Swarm) ->
 
 @pytest.mark.slow
 def test_a_learner_that_the_kernel_ends_for_its_memory(swarm: Swarm) -> None:
-    node = volunteer(swarm, "ada")
-    learner = node.child("swarm.rl.learner")
-    with memory_group(learner.memory_info().rss // 2) as group:
-        if group is None:
-            pytest.skip("this user cannot limit a group of processes")
-        group.joinpath("cgroup.procs").write_text(f"{learner.pid}\n")
-        wait_until(lambda: not learner.is_running(), "the kernel ends it", [node], timeout_s=120)
+    node = volunteer(swarm, "gina")
+    peer_id, restarts = node.peer_id, node.log().count("learner started")
+    with memory_limit(node, 250_000_000) as lift:
+        if lift is None:
+            pytest.skip("this user cannot limit the memory of a group of processes")
+        node.child("swarm.rl.learner").kill()
+        wait_until(
+            lambda: node.log().count("learner started") >= restarts + 2, "another one ends", [node]
+        )
+        assert "the learner failed" in " ".join(node.status()["problems"])
+        lift()
         trains_on(node)
-    assert node.child("swarm.rl.learner").pid != learner.pid
+        assert node.peer_id == peer_id
 
 
 @contextmanager
-def memory_group(limit_bytes: int) -> Iterator[Path | None]:
-    """A control group of the kernel with so much memory; None where it cannot be made."""
-    for root, limit in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
+def memory_limit(node: Node, limit_bytes: int) -> Iterator[Callable[[], object] | None]:
+    """Limit what a node and its new children take, until what is given is called.
+
+    None where that is not allowed. The node is killed at the end, as its group goes only then.
+    """
+    for root, file, none in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "-1"),
+        (Path("/sys/fs/cgroup"), "memory.max", "max"),
     ):
         group = root / f"swarm-test-{os.getpid()}"
         try:
             group.mkdir()
-            (group / limit).write_text(f"{limit_bytes}\n")
+            (group / file).write_text(str(limit_bytes))
+            (group / "cgroup.procs").write_text(str(node.process.pid))
         except OSError:
             with suppress(OSError):
                 group.rmdir()
             continue
         try:
-            yield group
+            yield partial((group / file).write_text, none)
         finally:
-            with suppress(OSError):
-                group.rmdir()
+            node.kill()
+            assert node.leftovers() == []
+            group.rmdir()
         return
     yield None
 
