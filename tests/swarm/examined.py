@@ -108,18 +108,22 @@ class Growth:
                     record = {"role": role, "pid": pid, "s": seconds, "bytes": memory, "fds": files}
                     file.write(json.dumps(record) + "\n")
 
-    def report(self, warm_up_s: float, long_s: float) -> dict[str, dict[str, float]]:
+    def report(self, long_s: float) -> dict[str, dict[str, float]]:
         """For each kind of process: the most it took, and how fast those that lived long grew.
 
+        Growth is that of a life's second half: in the first, caches fill and the model loads.
+
         Args:
-            warm_up_s: of each life, not looked at: caches fill, the model loads.
-            long_s: a life must last so long after that.
+            long_s: a life must last so long.
         """
         found = {}
         for role in ROLES.values():
             lives = [samples for (kind, _, _), samples in self.lives.items() if kind == role]
-            late = [_after(samples, warm_up_s) for samples in lives]
-            late = [samples for samples in late if samples and samples[-1][0] >= long_s]
+            late = [
+                samples[len(samples) // 2 :]
+                for samples in lives
+                if samples[-1][0] - samples[0][0] >= long_s
+            ]
             memory = [_slope(samples, 1) * 3600 / 1e6 for samples in late]
             files = [_slope(samples, 2) * 3600 for samples in late]
             found[role] = {
@@ -132,14 +136,6 @@ class Growth:
                 "worst_descriptors_per_hour": max(files, default=0.0),
             }
         return found
-
-
-def _after(
-    samples: Sequence[tuple[float, int, int]], warm_up_s: float
-) -> list[tuple[float, int, int]]:
-    """What was measured after the warm-up, with the time since its end."""
-    start_s = samples[0][0] + warm_up_s
-    return [(s - start_s, memory, files) for s, memory, files in samples if s >= start_s]
 
 
 def _slope(samples: Sequence[tuple[float, int, int]], column: int) -> float:

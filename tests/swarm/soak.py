@@ -368,7 +368,7 @@ def soak(folder: Path, minutes: float, count: int, seed: int, say: Callable[[str
             }
             for kind, seconds in run.back_s.items()
         },
-        "growth": run.growth.report(warm_up_s=90.0, long_s=min(300.0, minutes * 15)),
+        "growth": run.growth.report(long_s=min(300.0, minutes * 20)),
     }
     report["passed"] = report["accuracy_rises"] and not any(
         report[key] for key in ("crashes", "orphans", "corrupt_files", "strikes_of_honest")

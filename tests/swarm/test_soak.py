@@ -30,7 +30,7 @@ def test_growth_is_seen() -> None:
     growth = Growth()
     growth.lives["node", 1, 0.0] = [(s, 100_000_000 + s * 1000, 20 + s // 60) for s in range(600)]
     growth.lives["node", 2, 0.0] = [(s, 100_000_000, 20) for s in range(60)]
-    row = growth.report(warm_up_s=90.0, long_s=300.0)["node"]
+    row = growth.report(long_s=300.0)["node"]
     assert (row["lives"], row["long_lives"]) == (2, 1)
     assert row["worst_mb_per_hour"] == pytest.approx(3.6)
     assert row["worst_descriptors_per_hour"] == pytest.approx(60, rel=0.05)
