@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
-from math import ceil, sqrt
+from math import ceil, isnan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -102,9 +102,9 @@ PLANNED: Mapping[str, Sequence[Defence]] = {
     Attack.WRONG: (NO_DEFENCE,),
     Attack.UNDER_REPORTED: (NO_DEFENCE, ON_K3),
     Attack.OVER_REPORTED: (NO_DEFENCE,),
-    Attack.PADDED: (NO_DEFENCE,),
-    Attack.REPEAT: (NO_DEFENCE, DUPLICATES, SHARE, ALL),
-    Attack.POISON: (NO_DEFENCE, CAP, ON_K3, SHARE, ALL),
+    Attack.PADDED: (NO_DEFENCE, ALL),
+    Attack.REPEAT: DEFENCES,
+    Attack.POISON: DEFENCES,
     Attack.SLY_POISON: (NO_DEFENCE, ON_K3, ALL),
 }
 """Who the fourth node is, and the defences tried against it."""
@@ -321,7 +321,8 @@ def _accuracy(result: Mapping[str, Any]) -> float:
 
 
 def _signed(value: float, spread: float) -> str:
-    return f"{value:+.3f} ± {spread:.3f}".replace("-", "\N{MINUS SIGN}")
+    text = f"{value:+.3f}" if isnan(spread) else f"{value:+.3f} ± {spread:.3f}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _mean_share(values: Sequence[float]) -> str:
