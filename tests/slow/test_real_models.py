@@ -1,4 +1,4 @@
-"""Real models in a real swarm: SmolLM2-135M, whole and cut, learn sums of two digits."""
+"""Real models in a real swarm: SmolLM2-135M, whole and cut, learn to add numbers of one digit."""
 
 import json
 import os
