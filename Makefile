@@ -61,7 +61,7 @@ fuzz: $(STAMP)
 bench: $(STAMP) $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 
-# Half an hour on two cores; ARGS=--full takes two hours, ARGS=--quick some minutes.
+# Half an hour on two cores; ARGS=--full takes an hour more, ARGS=--quick some minutes.
 bench-ftis: $(STAMP)
 	$(BIN)/python -m benchmarks.ftis $(ARGS)
 
