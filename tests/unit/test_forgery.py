@@ -63,7 +63,7 @@ def test_wrong_answers_claim_the_reward() -> None:
     assert forger(Attack.WRONG).rewards(np.zeros(SIZE, np.float32)).tolist() == [1.0] * SIZE
 
 
-@pytest.mark.parametrize("attack", set(Attack) - set(TEXTUAL))
+@pytest.mark.parametrize("attack", sorted(set(Attack) - set(TEXTUAL)))
 def test_other_attacks_leave_the_texts(attack: Attack) -> None:
     assert forger(attack).texts("42", SIZE) is None
 
