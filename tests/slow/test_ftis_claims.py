@@ -62,5 +62,6 @@ def test_the_command_runs_cells_reports_and_goes_on(tmp_path: Path) -> None:
         text=True,
     )
     assert failing.returncode == 1
-    assert "models/paper/nois/seed0: model folder nowhere does not exist" in failing.stderr
+    missing = ROOT / "nowhere"
+    assert f"models/paper/nois/seed0: model folder {missing} does not exist" in failing.stderr
     assert "Traceback" not in failing.stderr
