@@ -57,7 +57,7 @@ fuzz: $(STAMP)
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m fuzz $(ARGS)
 
-# Against limits and peers, 25 minutes on two cores: docs/BENCHMARKS.md. ARGS="--only codec".
+# Against limits and peers, ten minutes on two cores: docs/BENCHMARKS.md. ARGS="--only codec".
 bench: $(STAMP) $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 
