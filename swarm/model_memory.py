@@ -64,14 +64,14 @@ class ModelFacts:
     @classmethod
     def of_shape(
         cls,
-        *,
         hidden: int,
         layers: int,
         intermediate: int,
         query: int,
         key_value: int,
         vocabulary: int,
-        tied: bool,
+        *,
+        tied: bool = True,
     ) -> Self:
         """Of a decoder with gated MLPs, as Llama's and Qwen's; norms and biases are left out."""
         one_layer = {

@@ -15,27 +15,7 @@ import psutil
 from swarm.config import NodeConfig
 from swarm.model_memory import ModelFacts, Workload, estimate
 
-
-def _model(
-    hidden: int,
-    layers: int,
-    intermediate: int,
-    query: int,
-    key_value: int,
-    vocabulary: int,
-    *,
-    tied: bool = True,
-) -> ModelFacts:
-    return ModelFacts.of_shape(
-        hidden=hidden,
-        layers=layers,
-        intermediate=intermediate,
-        query=query,
-        key_value=key_value,
-        vocabulary=vocabulary,
-        tied=tied,
-    )
-
+_model = ModelFacts.of_shape
 
 FAMILIES: dict[int, dict[str, ModelFacts]] = {
     151_665: {
