@@ -302,9 +302,9 @@ class TrainingLoop:
     async def _pause(self, error: EngineDriftError) -> None:
         """Neither sample nor train for a while; then `_turn` looks again."""
         self.paused = f"training is paused: {error}"
-        self._idle_since = None
         log.error("%s; looking again in %.0f s", self.paused, PAUSE_S)
         await self._checkpoint()
+        self._idle_since = None
         self.activity.set("paused", str(error))
         self._on_progress()
         await self._wait(self.stopping, PAUSE_S)
