@@ -7,7 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,25 @@ def daemon_pid(overlay: Overlay) -> int:
     return overlay._daemon.pid
 
 
-def kill_daemon(overlay: Overlay, number: int = signal.SIGKILL) -> None:
-    """Send a signal to an overlay's p2pd."""
-    os.kill(daemon_pid(overlay), number)
+def kill_daemon(overlay: Overlay, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to an overlay's p2pd; once it is back, all of the daemon's threads obey it."""
+    pid = daemon_pid(overlay)
+    os.kill(pid, number)
+    obeyed = {
+        signal.SIGKILL: lambda states: not states,
+        signal.SIGSTOP: lambda states: set(states) == {"T"},
+        signal.SIGCONT: lambda states: "T" not in states,
+    }[number]
+    deadline = time.monotonic() + 5.0
+    while not obeyed(_thread_states(pid)):
+        assert time.monotonic() < deadline, f"signal {number} has no effect"
+        time.sleep(0.001)
+
+
+def _thread_states(pid: int) -> list[str]:
+    """A letter for each thread, as in proc(5); none of a process that has ended."""
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return [state for state in states if state not in "ZX"]
