@@ -46,6 +46,7 @@ from swarm.rl.policy import Policy
 log = logging.getLogger(__name__)
 
 _TEMPORARY = ".writing-"
+_DOOMED = ".deleting-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ def save(
             under a name that `newest_whole` looks at.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    for prefix in (_TEMPORARY, _DOOMED):
+        for left_over in folder.glob(f"{prefix}*"):
+            shutil.rmtree(left_over, ignore_errors=True)
     revisions = [revision for number, revision, _ in listed_checkpoints(folder) if number == step]
     name = f"step-{step:08d}" + (f".{max(revisions) + 1}" if revisions else "")
     temporary = folder / f"{_TEMPORARY}{name}"
@@ -156,9 +158,9 @@ def _prune(folder: Path, keep: int) -> None:
     kept = {*newest_first[:keep], best(folder)}
     for path in newest_first:
         if path not in kept:
-            # Without its manifest it is no checkpoint, so that one half deleted is not taken up.
-            (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+            # By another name first, so that one half deleted is not taken for a checkpoint.
+            doomed = path.rename(folder / f"{_DOOMED}{path.name}")
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _write_manifest(

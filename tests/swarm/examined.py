@@ -24,7 +24,7 @@ ROLES = {
 }
 """A word of the command line of each kind of process."""
 
-DRAFTS = ("*.draft", "*.tmp", ".writing-*", ".publishing-*")
+DRAFTS = ("*.draft", "*.tmp", ".writing-*", ".deleting-*", ".publishing-*")
 """Names of what is half written; none may be left by a node that ended in order."""
 
 

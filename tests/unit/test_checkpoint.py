@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swarm.checkpoint_files import check_files, read_manifest
 from swarm.config import ModelSection
 from swarm.errors import DataError
+from swarm.paths import listed_checkpoints
 from swarm.rl import checkpoint
 from swarm.rl.policy import Policy
 
@@ -192,6 +194,32 @@ def test_left_over_of_a_killed_process(save: Callable[..., Path], tmp_path: Path
     assert checkpoint.newest_whole(tmp_path) is None
     save(3)
     assert _names(tmp_path) == ["step-00000003"]
+
+
+def test_kill_while_one_is_deleted(
+    save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any moment, each folder with a checkpoint's name is a whole one."""
+    save(1)
+    save(2)
+
+    class Killed(BaseException): ...
+
+    def deletes_a_file_and_dies(path: Path, **_: object) -> None:
+        next(path.glob("*.safetensors")).unlink()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.shutil, "rmtree", deletes_a_file_and_dies)
+        with pytest.raises(Killed):
+            save(3)
+    listed = [path for _, _, path in listed_checkpoints(tmp_path)]
+    assert sorted(path.name for path in listed) == ["step-00000002", "step-00000003"]
+    for path in listed:
+        check_files(path, read_manifest(path)["files"])
+    assert len(list(tmp_path.iterdir())) == 3
+    save(4)
+    assert _names(tmp_path) == ["step-00000003", "step-00000004"]
 
 
 def test_files_are_on_the_disk_before_the_name(
