@@ -1,6 +1,6 @@
 """The loop of a node: sample own prompts, publish, compose a batch, train, evaluate, checkpoint.
 
-Owns: the order of these, the publisher's cursor, the counters, the run's logs.
+Owns: the order of these, the publisher's cursor, the run's logs.
 Does not know: how groups travel (a `publish` callback), tensors (the learner's).
 """
 
@@ -8,9 +8,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgpack
@@ -31,6 +30,7 @@ from swarm.learner.calls import (
 )
 from swarm.learner.process import LearnerProcess
 from swarm.ledger import Ledger
+from swarm.node.progress import Progress
 from swarm.node.run_log import RunLog
 from swarm.paths import RunDir, write_atomic
 from swarm.protocol.codec import blob_hash, encode_group
@@ -39,16 +39,13 @@ from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Cursor, next_prompts
-from swarm.protocol.rollout import Finish, RolloutGroup
+from swarm.protocol.rollout import RolloutGroup
 from swarm.replay.step_log import step_record
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 120.0
 """Until the next look whether an engine that drifted samples the trained model again."""
-
-HISTORY = 512
-"""Points of the accuracy and reward curves kept in memory and in the checkpoint."""
 
 
 class Prompts(Protocol):
@@ -57,42 +54,6 @@ class Prompts(Protocol):
     def __len__(self) -> int: ...
     def token_ids(self, prompt_id: int) -> np.ndarray: ...
     def prompt_hash(self, prompt_id: int) -> bytes: ...
-
-
-@dataclass(slots=True)
-class Counts:
-    """What this node did since the run began; survives restarts with the checkpoint."""
-
-    groups_made: int = 0
-    own_trained: int = 0
-    foreign_groups: int = 0
-    foreign_seen: int = 0
-    foreign_trained: int = 0
-    samples_filtered: int = 0
-    steps_without_signal: int = 0
-    steps_skipped_nonfinite: int = 0
-    tokens_sampled: int = 0
-    tokens_trained: int = 0
-    bytes_published: int = 0
-    truncated: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    """By what the learner did; `waiting`: nothing, between two calls of a run that goes on."""
-
-
-@dataclass(slots=True)
-class Activity:
-    """What the loop is doing, since when (Unix seconds), and what it waits for."""
-
-    doing: str = "starting"
-    since_s: float = field(default_factory=time.time)
-    waiting_for: str = ""
-    expected_s: float | None = None
-    """How long it took the last time."""
-
-    def set(self, doing: str, waiting_for: str = "", expected_s: float | None = None) -> None:
-        if (doing, waiting_for) != (self.doing, self.waiting_for):
-            self.doing, self.waiting_for, self.since_s = doing, waiting_for, time.time()
-            self.expected_s = expected_s
 
 
 class TrainingLoop:
@@ -143,22 +104,12 @@ class TrainingLoop:
         self.log = RunLog(run_dir)
         self._cursor = Cursor()
         self._noted_epoch = -1
-        self._step_seconds = 1.0
-        self._usual_s: dict[str, float] = {}
-        self._idle_since: float | None = None
-        self._evaluated_step = -1
         self._checkpointed = (-1, -1)
         self.closing = asyncio.Event()
         self.outdated = asyncio.Event()
         self.stopping = asyncio.Event()
         self.held = asyncio.Event()
-        self.activity = Activity()
-        self.counts = Counts()
-        self.step = 0
-        self.rewards: deque[float] = deque(maxlen=HISTORY)
-        self.accuracies: list[dict[str, float]] = []
-        self.last_report: dict[str, Any] = {}
-        self.tokens_per_s = 0.0
+        self.progress = Progress()
         self.model: dict[str, Any] = {}
         self.engine: dict[str, Any] = {}
         self.finished = ""
@@ -181,37 +132,22 @@ class TrainingLoop:
     def max_age_s(self) -> float:
         """How old a group may be, in seconds."""
         pool = self._config.pool
-        return max(pool.max_age_s, pool.max_age_steps * self._step_seconds)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The last held-out accuracy."""
-        return self.accuracies[-1].get("held_out") if self.accuracies else None
+        return max(pool.max_age_s, pool.max_age_steps * self.progress.step_s)
 
     def _node_state(self) -> bytes:
-        counts = asdict(self.counts)
         state = {
             "cursor": [self._cursor.epoch, self._cursor.after],
             "seen": self.pool.export_seen(),
-            "counts": counts,
-            "accuracies": self.accuracies[-HISTORY:],
-            "rewards": list(self.rewards),
-            "evaluated_step": self._evaluated_step,
+            **self.progress.export(),
         }
         packed: bytes = msgpack.packb(state)
         return packed
 
     def _restore(self, packed: bytes) -> None:
-        """Another version of the program may have written more, or less but for the cursor."""
         state = msgpack.unpackb(packed)
         self._cursor = Cursor(*state["cursor"])
         self.pool.import_seen(state["seen"])
-        known = {f.name for f in fields(Counts)}
-        values = {k: v for k, v in state.get("counts", {}).items() if k in known}
-        self.counts = Counts(**values)
-        self.accuracies = state.get("accuracies", [])
-        self.rewards.extend(state.get("rewards", ()))
-        self._evaluated_step = state.get("evaluated_step", -1)
+        self.progress.restore(state)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -231,14 +167,13 @@ class TrainingLoop:
     async def _run(self) -> None:
         delay = 1.0
         while not self.stopping.is_set():
-            self._idle_since = None
             if self.held.is_set():
                 await self._rest()
                 continue
-            first_step = self.step
+            first_step = self.progress.step
             try:
                 await self._start_learner()
-                first_step = self.step
+                first_step = self.progress.step
                 while not (self.stopping.is_set() or self.held.is_set()):
                     try:
                         await self._turn()
@@ -249,12 +184,13 @@ class TrainingLoop:
                 if self.stopping.is_set():
                     log.warning("the learner failed while stopping: %s", error)
                     return
-                if self.step > first_step:  # one that fails before its first step waits longer
+                # One that fails before its first step waits longer.
+                if self.progress.step > first_step:
                     delay = 1.0
                 log.error("learner failed: %s; restarting it in %.0f s", error, delay)
                 self.model = {}
                 self.learner_trouble = f"the learner failed and is started again: {error}"[:500]
-                self.activity.set("learner down", f"restart in {delay:.0f} s: {error}"[:500])
+                self.progress.resting("learner down", f"restart in {delay:.0f} s: {error}"[:500])
                 self._on_progress()
                 await self._wait(self.stopping, delay)
                 delay = min(delay * 2, 60.0)
@@ -263,8 +199,8 @@ class TrainingLoop:
         """Leave the device to its owner, until it is given back."""
         await self._learner.close()
         self.model, self.finished = {}, ""
-        self.activity.set("paused by its owner", "`swarm-node resume`")
-        log.info("paused at step %d: the learner has ended, its memory is free", self.step)
+        self.progress.resting("paused by its owner", "`swarm-node resume`")
+        log.info("paused at step %d: the learner has ended, its memory is free", self.progress.step)
         self._on_progress()
         while self.held.is_set() and not self.stopping.is_set():
             await self._wait(self.stopping, 0.5)
@@ -283,7 +219,7 @@ class TrainingLoop:
             await self._sample(1)
             log.info("the engine samples the trained model again: training goes on")
             self.paused = ""
-        if self._evaluated_step < 0:
+        if self.progress.evaluated_step < 0:
             await self._evaluate()
         self.pool.expire(time.monotonic(), self.max_age_s)
         live = 1 + len(self._samplers())
@@ -294,9 +230,9 @@ class TrainingLoop:
             return
         await self._train(batch)
         every = self._config.eval.every_steps
-        if every and self.step % every == 0:
+        if every and self.progress.step % every == 0:
             await self._evaluate()
-        if self.step % self._config.checkpoint.every_steps == 0 or self._is_best():
+        if self.progress.step % self._config.checkpoint.every_steps == 0 or self.progress.is_best():
             await self._checkpoint()
 
     async def _pause(self, error: EngineDriftError) -> None:
@@ -304,16 +240,9 @@ class TrainingLoop:
         self.paused = f"training is paused: {error}"
         log.error("%s; looking again in %.0f s", self.paused, PAUSE_S)
         await self._checkpoint()
-        self._idle_since = None
-        self.activity.set("paused", str(error))
+        self.progress.resting("paused", str(error))
         self._on_progress()
         await self._wait(self.stopping, PAUSE_S)
-
-    def _is_best(self) -> bool:
-        """Whether this step was evaluated, and is better than every evaluation before."""
-        accuracy = self.accuracy if self._evaluated_step == self.step else None
-        earlier = [point["held_out"] for point in self.accuracies[:-1] if "held_out" in point]
-        return accuracy is not None and all(accuracy > value for value in earlier)
 
     def end_reason(self) -> str:
         """Why no further step is taken; empty: training goes on."""
@@ -321,22 +250,21 @@ class TrainingLoop:
             return f"the swarm asks for version {self._charter().minimum_version} or newer: update"
         if self.closing.is_set():
             return "the swarm is closed"
-        if 0 < self._config.train.max_steps <= self.step:
+        if 0 < self._config.train.max_steps <= self.progress.step:
             return "step limit reached"
         return ""
 
     async def _finish(self, reason: str) -> None:
         log.info("%s: evaluating and keeping the result", reason)
-        if self._evaluated_step != self.step and not self.paused:
+        if self.progress.evaluated_step != self.progress.step and not self.paused:
             await self._evaluate()
         await self._checkpoint()
         self.finished = reason
-        self._idle_since = None
-        self.activity.set("finished", reason)
+        self.progress.resting("finished", reason)
         self._on_progress()
 
     async def _start_learner(self) -> None:
-        self.activity.set("loading the model")
+        self.progress.resting("loading the model")
         manifest = self._charter().manifest
         await self._learner.start()
         self.model, self.paused = {}, ""
@@ -345,17 +273,17 @@ class TrainingLoop:
             timeout_s=self._config.limits.call_timeout_s,
             **init_arguments(self._config, manifest, self._run_dir.root),
         )
-        first = not self.step
-        self.step = answer["step"]
+        first = not self.progress.step
+        self.progress.step = answer["step"]
         if first and answer["node_state"]:
             self._restore(answer["node_state"])
-            log.info("resumed at step %d", self.step)
+            log.info("resumed at step %d", self.progress.step)
         elif first:
             self._cursor = self._beyond_earlier_runs()
         if self._config.metrics.tensorboard:
-            self.log.draw_curves(self.step)
+            self.log.draw_curves(self.progress.step)
         saved = answer["node_state"] is not None
-        self._checkpointed = (self.step, self._evaluated_step) if saved else (-1, -1)
+        self._checkpointed = self._state() if saved else (-1, -1)
         self.engine = answer["engine"]
         others = ("id", "ok", "node_state", "step", "checkpoint", "engine")
         self.model = {k: v for k, v in answer.items() if k not in others}
@@ -368,22 +296,11 @@ class TrainingLoop:
         self._on_progress()
 
     async def _call(self, phase: str, op: str, **arguments: Any) -> dict[str, Any]:
-        started = time.monotonic()
-        if self._idle_since is not None:
-            self._add_seconds("waiting", started - self._idle_since)
-        self.activity.set(phase, expected_s=self._usual_s.get(phase))
-        answer: dict[str, Any] = await self._learner.call(
-            op, timeout_s=self._config.limits.call_timeout_s, **arguments
-        )
-        self._idle_since = time.monotonic()
-        took_s = self._idle_since - started
-        self._add_seconds(phase, took_s)
-        self._usual_s[phase] = took_s
+        with self.progress.working(phase):
+            answer: dict[str, Any] = await self._learner.call(
+                op, timeout_s=self._config.limits.call_timeout_s, **arguments
+            )
         return answer
-
-    def _add_seconds(self, phase: str, took_s: float) -> None:
-        seconds = self.counts.seconds
-        seconds[phase] = seconds.get(phase, 0.0) + took_s
 
     # -- sampling --------------------------------------------------------------------------------
 
@@ -453,19 +370,17 @@ class TrainingLoop:
                     arrived_s=time.monotonic(),
                 )
             )
-            self.counts.groups_made += 1
-            self.counts.tokens_sampled += group.n_tokens
-            self.counts.bytes_published += len(blob)
-            self.counts.truncated += sum(r.finish is Finish.LENGTH for r in group.rollouts)
-        self._ledger.made(
-            len(published),
-            sum(group.n_tokens for _, _, group in published),
-            sum(len(blob) for _, blob, _ in published),
-        )
         self._publish(published)
-        self.rewards.append(float(np.mean([reward.mean() for _, reward in scored])))
-        rate = answer["tokens"] / max(answer["seconds"], 1e-6)
-        self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
+        blob_bytes = sum(len(blob) for _, blob, _ in published)
+        self._ledger.made(
+            len(published), sum(group.n_tokens for _, _, group in published), blob_bytes
+        )
+        self.progress.sampled(
+            [group for _, _, group in published],
+            [reward for _, reward in scored],
+            blob_bytes=blob_bytes,
+            tokens_per_s=answer["tokens"] / max(answer["seconds"], 1e-6),
+        )
 
     def _beyond_earlier_runs(self) -> Cursor:
         """Where a run without a checkpoint begins: others have this node's groups of the epochs
@@ -495,20 +410,7 @@ class TrainingLoop:
         answer = await self._call("training", "train", **train_arguments(batch))
         report = step_report(answer)
         self._note_in_ledger(answer, batch)
-        self.step = report["step"]
-        self.last_report = report
-        self._step_seconds = 0.8 * self._step_seconds + 0.2 * (time.monotonic() - started)
-        counts = self.counts
-        counts.own_trained += report["own_trained"]
-        counts.foreign_groups += sum(not item.own for item in batch)
-        counts.foreign_seen += report["foreign_samples"]
-        counts.foreign_trained += report["foreign_trained"]
-        counts.samples_filtered += sum(
-            report[name] for name in ("dropped_advantage", "dropped_kl", "dropped_duplicate")
-        )
-        counts.tokens_trained += report["tokens"]
-        counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
-        counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
+        self.progress.trained(report, batch, time.monotonic() - started)
         self.log.step(
             step_record(
                 answer,
@@ -521,12 +423,12 @@ class TrainingLoop:
         self.log.metrics({"time_s": round(time.time(), 3), **report})
         log.info(
             "step %d: loss %.4f, kept %d of %d samples (%d of peers), reward %.3f",
-            self.step,
+            self.progress.step,
             report["loss"],
             report["own_trained"] + report["foreign_trained"],
             sum(len(item.rewards) for item in batch),
             report["foreign_trained"],
-            self.rewards[-1] if self.rewards else 0.0,
+            self.progress.rewards[-1] if self.progress.rewards else 0.0,
         )
         self._on_progress()
 
@@ -559,7 +461,7 @@ class TrainingLoop:
     async def _evaluate(self) -> None:
         """Greedy accuracy on the evaluation sets; the share of prompts with the full reward."""
         sampling = self._charter().manifest.sampling
-        point: dict[str, float] = {"step": self.step, "time_s": round(time.time(), 3)}
+        point: dict[str, float] = {"step": self.progress.step, "time_s": round(time.time(), 3)}
         for name, prompts in self._evaluation.items():
             answer = await self._call(
                 "evaluating",
@@ -567,19 +469,23 @@ class TrainingLoop:
                 **greedy_arguments(prompts, sampling),
             )
             point[name] = await self._grade(name, greedy_completions(answer, sampling))
-        self._evaluated_step = self.step
+        self.progress.evaluated_step = self.progress.step
         if len(point) > 2:
-            self.accuracies.append(point)
+            self.progress.accuracies.append(point)
             self.log.metrics({"evaluation": True, **point})
             shares = ", ".join(
                 f"{name.replace('_', ' ')} {with_interval(point[name], len(prompts))}"
                 for name, prompts in self._evaluation.items()
             )
-            log.info("step %d: accuracy %s", self.step, shares)
+            log.info("step %d: accuracy %s", self.progress.step, shares)
         self._on_progress()
 
+    def _state(self) -> tuple[int, int]:
+        """Differs where a checkpoint would keep something new."""
+        return self.progress.step, self.progress.evaluated_step
+
     async def _checkpoint(self) -> None:
-        state = (self.step, self._evaluated_step)
+        state = self._state()
         if state == self._checkpointed:
             return
         try:
@@ -588,7 +494,7 @@ class TrainingLoop:
                 "checkpoint",
                 path=str(self._run_dir.checkpoints_dir),
                 node_state=self._node_state(),
-                accuracy=self.accuracy if self._evaluated_step == self.step else None,
+                accuracy=self.progress.accuracy_of_step,
             )
         except LearnerError as error:
             if not self._learner.alive:
@@ -599,7 +505,7 @@ class TrainingLoop:
             return
         self.checkpoint_trouble = ""
         self._checkpointed = state
-        log.info("checkpoint of step %d: %s", self.step, answer["path"])
+        log.info("checkpoint of step %d: %s", self.progress.step, answer["path"])
 
     # -- small things ----------------------------------------------------------------------------
 

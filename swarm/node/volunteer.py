@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ class Volunteer(Node):
             patience_s = STOP_TIMEOUT_S if loop.model or loop.held.is_set() else 0.0
             done, _ = await asyncio.wait({training}, timeout=patience_s)
             if not done:
-                log.warning("dropped after %.0f s: %s", patience_s, loop.activity.doing)
+                log.warning("dropped after %.0f s: %s", patience_s, loop.progress.activity.doing)
                 training.cancel()
             for service in services:
                 service.cancel()
@@ -312,12 +313,12 @@ class Volunteer(Node):
     def _on_progress(self) -> None:
         if self.gatherer is not None:
             self.gatherer.wake()
-        if self.loop is not None and self.loop.step > self._judged_step:
-            self._judged_step = self.loop.step
-            self._judge(self.loop.last_report.get("per_peer", {}))
+        if self.loop is not None and self.loop.progress.step > self._judged_step:
+            self._judged_step = self.loop.progress.step
+            self._judge(self.loop.progress.last_report.get("per_peer", {}))
         alone = self._trains_alone()
         # Before its first step a node cannot tell whether the others are only still loading.
-        if self._said_alone != alone and self.loop is not None and self.loop.last_report:
+        if self._said_alone != alone and self.loop is not None and self.loop.progress.last_report:
             self._said_alone = alone
             log.info("training alone" if alone else "no longer training alone")
         if self.loop is not None and self.loop.sampling != self._said_sampling:
@@ -364,19 +365,20 @@ class Volunteer(Node):
         self._said_sampling = bool(loop and loop.sampling)
         fields.update(
             sampling=self._said_sampling,
-            state=loop.activity.doing if loop else self._stage,
+            state=loop.progress.activity.doing if loop else self._stage,
             model=Path(self.config.model.path).name,
             mode=self.config.model.mode,
         )
         if loop is not None and self.gatherer is not None:
+            progress = loop.progress
             fields.update(
-                step=loop.step,
+                step=progress.step,
                 parameters=int(loop.model.get("parameters", 0)),
-                accuracy=loop.accuracy,
-                reward=loop.rewards[-1] if loop.rewards else None,
-                tokens_per_s=loop.tokens_per_s,
-                groups_made=loop.counts.groups_made,
-                groups_used=loop.counts.foreign_groups,
+                accuracy=progress.accuracy,
+                reward=progress.rewards[-1] if progress.rewards else None,
+                tokens_per_s=progress.tokens_per_s,
+                groups_made=progress.counts.groups_made,
+                groups_used=progress.counts.foreign_groups,
             )
 
     def _enter(self, stage: str) -> None:
@@ -388,7 +390,8 @@ class Volunteer(Node):
         if loop is None:
             reasons.append(self._stage)
         elif not loop.model:
-            reasons.append(f"{loop.activity.doing} {loop.activity.waiting_for}".strip())
+            activity = loop.progress.activity
+            reasons.append(f"{activity.doing} {activity.waiting_for}".strip())
         elif loop.paused:
             reasons.append(loop.paused)
         return reasons
@@ -413,46 +416,21 @@ class Volunteer(Node):
         if loop.outdated.is_set():
             status["problems"].append(f"training has ended: {loop.end_reason()}")
         status["alone"] = self._trains_alone()
-        status["activity"] = {
-            "doing": loop.activity.doing,
-            "since_s": loop.activity.since_s,
-            "waiting_for": loop.activity.waiting_for,
-            "expected_s": loop.activity.expected_s,
-        }
+        progress = loop.progress
+        status["activity"] = asdict(progress.activity)
         status["model"] = {
             "path": self.config.model.path,
             "mode": self.config.model.mode,
             **loop.model,
         }
         status["engine"] = loop.engine
-        counts, got = loop.counts, gatherer.counts
-        trained = counts.own_trained + counts.foreign_trained
+        counts, got = progress.counts, gatherer.counts
         status["training"] = {
-            "step": loop.step,
+            **progress.status(),
             "max_steps": self.config.train.max_steps or None,
             "groups_per_step": self.config.train.groups_per_step,
             "finished": loop.finished or None,
-            "accuracy": loop.accuracy,
-            "accuracy_start": loop.accuracies[0].get("held_out") if loop.accuracies else None,
-            "accuracies": loop.accuracies,
             "evaluation_prompts": {k: len(v.prompts) for k, v in self._evaluation.items()},
-            "rewards": [round(value, 4) for value in loop.rewards],
-            "tokens_per_s": round(loop.tokens_per_s, 1),
-            "groups_made": counts.groups_made,
-            "foreign_groups_trained": counts.foreign_groups,
-            "own_samples_trained": counts.own_trained,
-            "foreign_samples_seen": counts.foreign_seen,
-            "foreign_samples_trained": counts.foreign_trained,
-            "foreign_share": round(counts.foreign_trained / trained, 4) if trained else 0.0,
-            "samples_filtered": counts.samples_filtered,
-            "steps_without_signal": counts.steps_without_signal,
-            "steps_skipped_nonfinite": counts.steps_skipped_nonfinite,
-            "completions_truncated": counts.truncated,
-            "tokens_sampled": counts.tokens_sampled,
-            "tokens_trained": counts.tokens_trained,
-            "bytes_published": counts.bytes_published,
-            "seconds": {k: round(v, 2) for k, v in counts.seconds.items()},
-            "last_step": loop.last_report,
         }
         status["exchange"] = {
             "groups_announced": got.announced,
