@@ -23,9 +23,10 @@ from benchmarks.measure import (
     peers_python,
     ratio,
 )
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import BYTES_PER_TOKEN, blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.records import Announcement, GroupRef
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.protocol.verify import verify_group

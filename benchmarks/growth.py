@@ -24,9 +24,9 @@ from benchmarks.measure import Row
 from swarm.ledger import Ledger
 from swarm.node.announce import DHT_PERIOD_S, MAX_SHARDS_READ, Announcer
 from swarm.node.gather import Gatherer
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity
-from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import owner
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool, PooledGroup

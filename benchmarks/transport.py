@@ -25,9 +25,9 @@ from swarm.net.exchange import MAX_BLOBS_PER_REQUEST, Exchange
 from swarm.net.overlay import Overlay
 from swarm.node.announce import Announcer
 from swarm.node.gather import Gatherer
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef

@@ -17,16 +17,11 @@ import numpy as np
 from swarm.control import ControlServer
 from swarm.errors import DataError, RemoteProtocolError, SwarmError, UsageError
 from swarm.net import exchange
+from swarm.protocol.charter import Amendment, Charter, CloseSwarm
 from swarm.protocol.codec import CodecLimits, decode_group, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import (
-    Amendment,
-    Charter,
-    CloseSwarm,
-    Invite,
-    Manifest,
-    PromptSetRef,
-)
+from swarm.protocol.invite import Invite
+from swarm.protocol.manifest import Manifest, PromptSetRef
 from swarm.protocol.prompts import Prompt, decode_prompt_set, encode_prompt_set
 from swarm.protocol.records import (
     Announcement,

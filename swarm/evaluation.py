@@ -26,7 +26,8 @@ from swarm.learner.calls import (
 from swarm.learner.process import LearnerProcess
 from swarm.node.prompt_table import RenderedSet, check_tokenizer, render_set
 from swarm.paths import RunDir, SwarmDir
-from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.charter import Charter
+from swarm.protocol.manifest import PromptSetRef
 from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
 from swarm.stored import load_charter, load_prompt_set

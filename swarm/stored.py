@@ -6,7 +6,8 @@ lie (`swarm.paths`).
 
 from swarm.errors import DataError, RemoteProtocolError
 from swarm.paths import DataDir, SwarmDir
-from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.charter import Charter
+from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.prompts import Prompt, decode_prompt_set
 
 

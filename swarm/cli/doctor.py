@@ -94,7 +94,7 @@ def _network(
     from swarm.doctor import network
     from swarm.doctor.findings import skipped
     from swarm.doctor.memory import memory
-    from swarm.protocol.manifest import Invite
+    from swarm.protocol.invite import Invite
 
     if arguments.invite is not None:
         invite = Invite.decode(arguments.invite)

@@ -46,7 +46,7 @@ def _invite(arguments: Arguments) -> int:
 
 def _show(arguments: Arguments) -> int:
     from swarm.node.observe import offer
-    from swarm.protocol.manifest import Invite
+    from swarm.protocol.invite import Invite
 
     logging.basicConfig(level=logging.ERROR)
     shown = run_async(offer(Invite.decode(arguments.invite), arguments.timeout))

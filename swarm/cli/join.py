@@ -64,7 +64,7 @@ def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
         volunteer: makes the node; takes what `Volunteer` takes.
     """
     from swarm.config import load_config
-    from swarm.protocol.manifest import Invite
+    from swarm.protocol.invite import Invite
 
     flags = flags_of(arguments)
     config = load_config(arguments.config, flags)

@@ -32,7 +32,7 @@ def _status(arguments: Arguments) -> int:
 
         path = data_dir_of(arguments).control_socket
         return _show(arguments, lambda: control_request(path, "status"), local=True)
-    from swarm.protocol.manifest import Invite
+    from swarm.protocol.invite import Invite
 
     invite = Invite.decode(arguments.invite)
 

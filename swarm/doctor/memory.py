@@ -15,7 +15,7 @@ from swarm import model_files, model_memory
 from swarm.config import NodeConfig
 from swarm.doctor.findings import Finding, failed, ok, skipped, warning
 from swarm.errors import ConfigError, DataError
-from swarm.protocol.manifest import Charter
+from swarm.protocol.charter import Charter
 
 CROWDED = 0.9
 """Above this share of the device nothing else may run beside it."""

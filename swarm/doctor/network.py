@@ -24,7 +24,7 @@ from swarm.errors import (
 from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.node.observe import fetch_charter, visiting
 from swarm.node.prompt_table import check_limits, check_tokenizer
-from swarm.protocol.manifest import Charter
+from swarm.protocol.charter import Charter
 from swarm.text.tokenizer import Tokenizer
 
 MAX_ADDRESSES = 16

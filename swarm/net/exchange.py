@@ -34,7 +34,7 @@ from swarm.net.serving_limits import (
     StreamLimits,
     UploadLimit,
 )
-from swarm.protocol.manifest import MAX_CHARTER_BYTES
+from swarm.protocol.charter import MAX_CHARTER_BYTES
 from swarm.protocol.reasons import Reason
 from swarm.protocol.receipts import Receipt
 from swarm.protocol.records import PROTOCOL_VERSIONS

@@ -11,8 +11,8 @@ from typing import Any
 
 from swarm.errors import DataError, RemoteProtocolError, UsageError
 from swarm.paths import parse_json, write_json
+from swarm.protocol.charter import Charter
 from swarm.protocol.identity import public_key_of
-from swarm.protocol.manifest import Charter
 from swarm.protocol.reasons import Reason
 
 MAX_BANS = 10_000

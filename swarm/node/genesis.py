@@ -22,8 +22,8 @@ from swarm.node.prompt_sieve import Rewards, Sieve, Terms, complete, digests_of,
 from swarm.node.prompt_sources import Sourced
 from swarm.node.prompt_table import RenderedSet
 from swarm.paths import DataDir, SwarmDir, write_atomic
+from swarm.protocol.charter import Charter
 from swarm.protocol.manifest import (
-    Charter,
     Manifest,
     PromptSetRef,
     SamplingSpec,

@@ -33,8 +33,9 @@ from swarm.node.membership import Membership, off_the_roster
 from swarm.node.peer_view import peers_snapshot
 from swarm.node.store import BlobStore
 from swarm.paths import DataDir, write_atomic
+from swarm.protocol.charter import Charter
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.invite import Invite
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.reasons import Reason
 from swarm.protocol.receipts import Reception, complaint

@@ -26,7 +26,8 @@ from swarm.net.exchange import Exchange, ExchangeError
 from swarm.net.overlay import Overlay
 from swarm.node.admission import Admission
 from swarm.paths import SwarmDir, write_atomic
-from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.charter import Charter
+from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import (
     HEARTBEAT_TTL_S,

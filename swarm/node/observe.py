@@ -19,9 +19,10 @@ from swarm.net.overlay import Overlay
 from swarm.node.fitting import candidates, memory_for_learner
 from swarm.node.member import member_row
 from swarm.node.membership import SwarmRecords, read_swarm
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_bytes
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.invite import Invite
 from swarm.protocol.reasons import Reason
 from swarm.protocol.tallies import tag_of
 

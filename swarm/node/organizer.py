@@ -18,15 +18,9 @@ from swarm.errors import UsageError
 from swarm.node.genesis import append_set
 from swarm.node.member import Node
 from swarm.paths import DataDir, SwarmDir, write_atomic
+from swarm.protocol.charter import Action, AppendPrompts, Charter, CloseSwarm, MinimumVersion
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import (
-    Action,
-    AppendPrompts,
-    Charter,
-    CloseSwarm,
-    MinimumVersion,
-    PromptSetRef,
-)
+from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.roster import BanChange, RosterChange, changes_to
 
 log = logging.getLogger(__name__)

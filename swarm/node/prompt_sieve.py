@@ -13,7 +13,8 @@ from swarm.errors import DataError
 from swarm.node.prompt_sources import Sourced
 from swarm.node.prompt_table import RenderedSet, render, rewards_of
 from swarm.paths import SwarmDir
-from swarm.protocol.manifest import Charter, RewardSpec, TemplateSpec
+from swarm.protocol.charter import Charter
+from swarm.protocol.manifest import RewardSpec, TemplateSpec
 from swarm.protocol.prompts import Prompt, content_digest
 from swarm.rewards.reward import Spec
 from swarm.rewards.workers import WorkerPool

@@ -33,9 +33,9 @@ from swarm.ledger import Ledger
 from swarm.node.progress import Progress
 from swarm.node.run_log import RunLog
 from swarm.paths import RunDir, write_atomic
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Cursor, next_prompts

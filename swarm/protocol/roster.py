@@ -1,7 +1,7 @@
 """Who may take part: the amendments that make and change a roster, and the list of bans.
 
 Owns: the two actions, their bounds, what a series of them comes to. Does not know: signatures and
-the chain (`swarm.protocol.manifest`), nor how anybody is kept out.
+the chain (`swarm.protocol.charter`), nor how anybody is kept out.
 
 A swarm without a roster is open. The first roster amendment closes it to all but those that it
 adds, and the organizers. The list of bans is advice: a member follows it unless its owner says

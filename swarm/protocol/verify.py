@@ -15,8 +15,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from swarm.errors import RemoteProtocolError
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import CodecLimits, PackedGroup, blob_bytes, blob_hash, decode_packed
-from swarm.protocol.manifest import Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import GroupRef

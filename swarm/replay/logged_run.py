@@ -9,7 +9,7 @@ from typing import Any
 from swarm.config import NodeConfig, load_config
 from swarm.errors import DataError
 from swarm.paths import RunDir
-from swarm.protocol.manifest import Charter
+from swarm.protocol.charter import Charter
 from swarm.replay.step_log import LoggedStep, StepLog
 from swarm.stored import load_charter
 

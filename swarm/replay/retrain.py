@@ -35,8 +35,9 @@ from swarm.learner.process import LearnerProcess
 from swarm.node.prompt_table import PromptTable, RenderedSet, check_tokenizer, render_set
 from swarm.node.store import blob_path
 from swarm.paths import RunDir, append_json, parse_json, user_path, write_json
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, decode_group
-from swarm.protocol.manifest import Charter, PromptSetRef
+from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.pool import PooledGroup
 from swarm.protocol.verify import codec_limits
 from swarm.replay.logged_run import SCHEMA as RUN_SCHEMA

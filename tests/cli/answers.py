@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Invite
+from swarm.protocol.invite import Invite
 
 
 class Answer(Protocol):

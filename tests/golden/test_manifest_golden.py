@@ -6,12 +6,10 @@ docs/PROTOCOL.md, not a new expectation.
 
 import hashlib
 
+from swarm.protocol.charter import Amendment, Charter, CloseSwarm
 from swarm.protocol.identity import Identity, peer_id_of, public_key_of, verify_signature
+from swarm.protocol.invite import Invite
 from swarm.protocol.manifest import (
-    Amendment,
-    Charter,
-    CloseSwarm,
-    Invite,
     Manifest,
     PromptSetRef,
     RewardSpec,

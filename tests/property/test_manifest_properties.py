@@ -8,16 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError, UsageError
+from swarm.protocol.charter import Amendment, AppendPrompts, Charter, CloseSwarm, MinimumVersion
 from swarm.protocol.identity import Identity, peer_id_of, public_key_of
-from swarm.protocol.manifest import (
-    Amendment,
-    AppendPrompts,
-    Charter,
-    CloseSwarm,
-    Invite,
-    Manifest,
-    MinimumVersion,
-)
+from swarm.protocol.invite import Invite
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.roster import BanChange, RosterChange
 
 # Time says nothing on a machine that others use too.

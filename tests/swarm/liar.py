@@ -11,9 +11,10 @@ import msgpack
 
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_bytes
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.invite import Invite
 from swarm.protocol.records import (
     HEARTBEAT_TTL_S,
     PROTOCOL_VERSIONS,

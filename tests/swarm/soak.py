@@ -31,7 +31,7 @@ from swarm.demo.task import arithmetic
 from swarm.errors import SwarmError
 from swarm.evil.attacks import Attack
 from swarm.paths import DataDir, write_atomic, write_json
-from swarm.protocol.manifest import Invite
+from swarm.protocol.invite import Invite
 
 FAULTS = {"node": 4, "learner": 3, "p2pd": 2, "reward worker": 2, "freeze": 3}
 """How often each happens, compared with the others."""

@@ -8,8 +8,9 @@ import pytest
 from nodes import LOOPBACK, Node, Swarm, cli, read_invite, settings, sums, wait_until, write_prompts
 
 from swarm.node.observe import visiting
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import CodecLimits, decode_group
-from swarm.protocol.manifest import Charter, Invite
+from swarm.protocol.invite import Invite
 from swarm.protocol.prompts import decode_prompt_set
 
 GENESIS, FIRST, SECOND = sums(range(3, 7), range(2, 6)), sums([7], range(2, 6)), sums([8], [2, 3])

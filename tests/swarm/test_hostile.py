@@ -11,7 +11,7 @@ from liar import DEEP, STREAM, liar
 from nodes import Node, Swarm, sums, wait_until, write_prompts
 
 from swarm.net.overlay import Overlay
-from swarm.protocol.manifest import Invite
+from swarm.protocol.invite import Invite
 from swarm.protocol.records import ANNOUNCEMENT_TTL_S, announcement_key, bucket_of, shard_of
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_manifest import ANNA, BERT, CHARTER, MALLORY, chain
+from sample_charter import ANNA, BERT, CHARTER, MALLORY, chain
 
 from swarm.errors import DataError, UsageError
 from swarm.node.admission import Admission

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.bugreport import LOG_BYTES, Redactor, tail, write
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Invite
+from swarm.protocol.invite import Invite
 
 PEER = Identity(bytes(32)).peer_id
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"

@@ -11,8 +11,9 @@ from swarm.cli.main import main
 from swarm.config import ModelSection
 from swarm.intervals import wilson
 from swarm.paths import DataDir
+from swarm.protocol.charter import Charter
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, prompt_tokens_sha256
 from swarm.rl.engine import SamplingParams, TransformersEngine
 from swarm.rl.policy import Policy

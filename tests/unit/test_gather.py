@@ -19,9 +19,10 @@ from swarm.node.gather import MAX_QUEUES, Gatherer
 from swarm.node.prompt_table import RenderedSet
 from swarm.node.volunteer import Volunteer
 from swarm.paths import DataDir
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.pool import Pool, PooledGroup
 from swarm.protocol.prompts import Prompt
 from swarm.protocol.reasons import Reason

@@ -13,8 +13,9 @@ from swarm.errors import DataError, UsageError
 from swarm.node.genesis import Genesis, SeedOptions, append_set, make_genesis, store_genesis
 from swarm.node.prompt_table import render, render_set
 from swarm.paths import DataDir, SwarmDir
+from swarm.protocol.charter import AppendPrompts, Charter
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import AppendPrompts, Charter, RewardSpec
+from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt, decode_prompt_set, encode_prompt_set, prompt_set_ref
 from swarm.rewards.reward import RewardError
 from swarm.rewards.workers import WorkerPool

@@ -12,9 +12,9 @@ from test_verify import MANIFEST, MORE, rollout
 
 from swarm.errors import RemoteProtocolError
 from swarm.net.record_validator import RecordValidator
+from swarm.protocol.charter import AppendPrompts, Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import AppendPrompts, Charter
 from swarm.protocol.ownership import is_candidate
 from swarm.protocol.peers import PeerTable
 from swarm.protocol.pool import Pool, PooledGroup

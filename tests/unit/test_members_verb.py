@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from test_manifest import ANNA, CHARTER, PEERS
+from sample_charter import ANNA, CHARTER, PEERS
 
 from swarm.cli.peers import read_members
 from swarm.cli.seed import _admit
 from swarm.errors import DataError
 from swarm.paths import SwarmDir
-from swarm.protocol.manifest import Charter
+from swarm.protocol.charter import Charter
 
 
 def test_a_line_has_an_id_and_whatever_one_likes(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from swarm.node import membership as membership_module
 from swarm.node.admission import Admission
 from swarm.node.membership import Membership
 from swarm.paths import SwarmDir
+from swarm.protocol.charter import Charter, CloseSwarm
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, CloseSwarm, Manifest
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import PROTOCOL_VERSIONS, Heartbeat
 from swarm.protocol.roster import RosterChange

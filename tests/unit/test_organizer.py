@@ -10,8 +10,8 @@ from swarm.errors import IdentityError
 from swarm.node.genesis import SeedOptions, make_genesis, store_genesis
 from swarm.node.organizer import amend
 from swarm.paths import DataDir
+from swarm.protocol.charter import Charter
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 

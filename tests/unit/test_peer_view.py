@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_manifest import ANNA, BERT, MALLORY, chain
+from sample_charter import ANNA, BERT, MALLORY, chain
 from test_membership import heartbeat
 
 from swarm.node.admission import Admission

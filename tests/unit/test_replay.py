@@ -15,9 +15,10 @@ from swarm import model_files
 from swarm.config import ModelSection, NodeConfig
 from swarm.errors import ConfigError, DataError, UsageError
 from swarm.paths import DataDir, RunDir
+from swarm.protocol.charter import Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import Charter, Manifest
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, prompt_tokens_sha256
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.replay.logged_run import LoggedRun

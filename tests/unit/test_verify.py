@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from swarm.errors import RemoteProtocolError
+from swarm.protocol.charter import AppendPrompts, Charter
 from swarm.protocol.codec import blob_hash, encode_group
 from swarm.protocol.identity import Identity
-from swarm.protocol.manifest import AppendPrompts, Charter, Manifest, PromptSetRef
+from swarm.protocol.manifest import Manifest, PromptSetRef
 from swarm.protocol.ownership import candidates
 from swarm.protocol.reasons import Reason
 from swarm.protocol.records import GroupRef
