@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,8 +15,6 @@ from swarm.protocol.identity import Identity
 from swarm.protocol.reasons import Reason
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 
-# On a busy machine an example may take any time.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ANNA = Identity(b"\x01" * 32)
 LIMITS = CodecLimits(max_group_size=6, max_completion_tokens=12)
 U64 = st.integers(0, 2**64 - 1)
@@ -51,7 +49,6 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
     )
 
 
-@PATIENT
 @given(groups())
 def test_a_group_survives_the_codec_bit_by_bit(group: RolloutGroup) -> None:
     blob = encode_group(group, ANNA)
@@ -78,7 +75,6 @@ def test_a_group_survives_the_codec_bit_by_bit(group: RolloutGroup) -> None:
     assert encode_group(back, ANNA) == blob
 
 
-@PATIENT
 @given(groups(), st.data())
 def test_one_changed_byte_is_always_noticed(group: RolloutGroup, data: st.DataObject) -> None:
     blob = bytearray(encode_group(group, ANNA))
@@ -89,7 +85,6 @@ def test_one_changed_byte_is_always_noticed(group: RolloutGroup, data: st.DataOb
     assert Reason(caught.value.reason)
 
 
-@PATIENT
 @given(groups(), st.data())
 def test_a_cut_or_longer_blob_is_always_noticed(group: RolloutGroup, data: st.DataObject) -> None:
     blob = encode_group(group, ANNA)
@@ -114,7 +109,7 @@ def decodes_or_is_refused(blob: bytes) -> None:
     assert reason in set(Reason)
 
 
-@settings(PATIENT, max_examples=500)
+@settings(max_examples=500)
 @given(st.binary(max_size=400))
 @example(b"SWRG")
 @example(b"SWRG\x01\x00\xff\xff" + bytes(400))
@@ -122,7 +117,7 @@ def test_any_bytes_give_a_group_or_the_one_error(blob: bytes) -> None:
     decodes_or_is_refused(blob)
 
 
-@settings(PATIENT, max_examples=500)
+@settings(max_examples=500)
 @given(
     fixed=st.binary(min_size=136, max_size=136),
     lengths=st.lists(st.integers(0, 13), min_size=1, max_size=7),

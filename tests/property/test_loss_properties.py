@@ -125,7 +125,7 @@ def hostile_batches(draw: st.DrawFn) -> Batch:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(hostile_batches(), CONFIGS)
 def test_loss_and_gradient_are_finite_for_any_input(batch: Batch, config: FtisConfig) -> None:
     advantages = batch.advantages
@@ -149,7 +149,7 @@ def test_loss_and_gradient_are_finite_for_any_input(batch: Batch, config: FtisCo
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(batches(), CONFIGS)
 def test_filtered_samples_have_exactly_zero_gradient(batch: Batch, config: FtisConfig) -> None:
     output, grad = evaluate(batch, config)
@@ -180,7 +180,7 @@ def plain_grpo(policy: Tensor, mask: Tensor, rewards: Tensor, group_ids: Tensor)
     return total / len(policy)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(anchored=False), st.sampled_from(["token", "sequence"]))
 def test_on_policy_without_filter_is_plain_grpo(batch: Batch, level: Any) -> None:
     batch.policy = batch.sampling.clone()
@@ -197,7 +197,7 @@ def test_on_policy_without_filter_is_plain_grpo(batch: Batch, level: Any) -> Non
     torch.testing.assert_close(output.loss.detach(), -batch.advantages.mean(), rtol=0, atol=1e-14)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(), CONFIGS, st.integers(1, 5), st.sampled_from([0.0, float("nan"), -7.0]))
 def test_padding_changes_nothing(
     batch: Batch, config: FtisConfig, extra: int, filler: float
@@ -222,7 +222,7 @@ def test_padding_changes_nothing(
     assert torch.equal(wider.keep, output.keep)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(), CONFIGS, st.randoms(use_true_random=False))
 def test_order_of_samples_changes_nothing(batch: Batch, config: FtisConfig, random: Any) -> None:
     order = list(range(len(batch.policy)))
@@ -235,7 +235,7 @@ def test_order_of_samples_changes_nothing(batch: Batch, config: FtisConfig, rand
     assert torch.equal(shuffled.keep, output.keep[index])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(), CONFIGS, st.lists(st.integers(0, 9), max_size=3))
 def test_micro_batches_add_up(batch: Batch, config: FtisConfig, cuts: list[int]) -> None:
     n = len(batch.policy)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import msgpack
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError, UsageError
@@ -14,8 +14,6 @@ from swarm.protocol.invite import Invite
 from swarm.protocol.manifest import Manifest
 from swarm.protocol.roster import BanChange, RosterChange
 
-# Time says nothing on a machine that others use too.
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ORGANIZERS = tuple(Identity(bytes([i]) * 32) for i in range(3))
 
@@ -105,7 +103,6 @@ def charter_of(manifest: Manifest, amendments: list[Any]) -> Charter:
 
 
 @given(manifest_fields)
-@RELAXED
 def test_a_manifest_survives_its_bytes_and_keeps_its_id(fields) -> None:
     manifest = Manifest.model_validate(fields)
     data = manifest.to_bytes()
@@ -119,7 +116,7 @@ def test_a_manifest_survives_its_bytes_and_keeps_its_id(fields) -> None:
 
 
 @given(manifest_fields, manifest_fields, st.data())
-@settings(RELAXED, max_examples=60)
+@settings(max_examples=60)
 def test_the_id_depends_on_every_field(fields, others, data) -> None:
     name = data.draw(st.sampled_from(sorted(fields.keys() - {"schema"})))
     one = Manifest.model_validate(fields)
@@ -130,7 +127,7 @@ def test_the_id_depends_on_every_field(fields, others, data) -> None:
 
 
 @given(manifests, amendment_lists)
-@settings(RELAXED, max_examples=50)
+@settings(max_examples=50)
 def test_a_charter_survives_its_bytes(manifest, amendments) -> None:
     charter = charter_of(manifest, amendments)
     assert Charter.from_bytes(charter.to_bytes(), manifest.swarm_id) == charter
@@ -140,7 +137,7 @@ def test_a_charter_survives_its_bytes(manifest, amendments) -> None:
 
 
 @given(st.lists(amendment_lists, min_size=2, max_size=4), st.randoms(use_true_random=False))
-@settings(RELAXED, max_examples=30)
+@settings(max_examples=30)
 def test_members_that_hear_all_chains_agree_whatever_the_order(chains, random) -> None:
     charters = [charter_of(MANIFEST, amendments) for amendments in chains]
     ends = []
@@ -198,7 +195,7 @@ msgpack_values = st.recursive(
 
 
 @given(st.binary(max_size=200) | damaged() | msgpack_values)
-@settings(RELAXED, max_examples=500)
+@settings(max_examples=500)
 def test_any_bytes_decode_or_raise_the_one_error(data) -> None:
     """INVARIANT: a value with exactly these bytes, or RemoteProtocolError."""
     for decode in (
@@ -214,7 +211,7 @@ def test_any_bytes_decode_or_raise_the_one_error(data) -> None:
 
 
 @given(damaged())
-@settings(RELAXED, max_examples=300)
+@settings(max_examples=300)
 def test_a_damaged_charter_never_becomes_other_terms(data) -> None:
     try:
         charter = Charter.from_bytes(data, MANIFEST.swarm_id)
@@ -234,7 +231,7 @@ addresses = st.tuples(st.from_regex(r"(/[!-~]{1,20}){1,4}", fullmatch=True), pee
     st.lists(addresses, min_size=1, max_size=4).map(tuple),
     st.from_regex(r"([A-Za-z0-9 ._-]{1,64})?", fullmatch=True),
 )
-@settings(RELAXED, max_examples=50)
+@settings(max_examples=50)
 def test_an_invite_survives_its_text(swarm_id, invite_addresses, name) -> None:
     invite = Invite(swarm_id, invite_addresses, name)
     text = invite.encode()
@@ -243,7 +240,7 @@ def test_an_invite_survives_its_text(swarm_id, invite_addresses, name) -> None:
 
 
 @given(st.text(max_size=60).map(lambda text: "swarm1" + text) | st.text(max_size=60))
-@settings(RELAXED, max_examples=300)
+@settings(max_examples=300)
 def test_any_text_is_an_invite_or_a_usage_error(text) -> None:
     try:
         invite = Invite.decode(text)
@@ -266,7 +263,7 @@ def test_a_public_key_survives_its_peer_id(public_key) -> None:
     | st.tuples(st.just("12D3KooW"), st.text("123456789ABCDEFabcdef", min_size=44, max_size=44))
     .map("".join)
 )  # fmt: skip
-@settings(RELAXED, max_examples=300)
+@settings(max_examples=300)
 def test_any_text_is_a_peer_id_or_the_one_error(text) -> None:
     try:
         public_key = public_key_of(text)

@@ -2,14 +2,12 @@
 
 from collections import Counter
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.protocol.identity import peer_id_of
 from swarm.protocol.ownership import candidates, is_candidate, owner
 
-# Time says nothing on a machine that others use too.
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 swarm_ids = st.binary(min_size=32, max_size=32)
 epochs = st.integers(0, 2**64 - 1)
@@ -20,7 +18,6 @@ peer_lists = st.lists(
 
 
 @given(swarm_ids, epochs, prompt_ids, peer_lists, st.randoms(use_true_random=False))
-@RELAXED
 def test_exactly_one_owner_whatever_the_order_of_the_peers(
     swarm_id, epoch, prompt_id, peers, random
 ) -> None:
@@ -32,7 +29,6 @@ def test_exactly_one_owner_whatever_the_order_of_the_peers(
 
 
 @given(swarm_ids, epochs, prompt_ids, peer_lists, st.integers(0, 14))
-@RELAXED
 def test_is_candidate_agrees_with_the_line(swarm_id, epoch, prompt_id, peers, k) -> None:
     line = candidates(swarm_id, epoch, prompt_id, peers, k)
     assert len(line) == min(k, len(peers))
@@ -41,7 +37,6 @@ def test_is_candidate_agrees_with_the_line(swarm_id, epoch, prompt_id, peers, k)
 
 
 @given(swarm_ids, epochs, prompt_ids, peer_lists)
-@RELAXED
 def test_the_line_behind_a_peer_that_leaves_moves_up_by_one(
     swarm_id, epoch, prompt_id, peers
 ) -> None:
@@ -53,7 +48,7 @@ def test_the_line_behind_a_peer_that_leaves_moves_up_by_one(
 
 
 @given(swarm_ids, epochs, peer_lists, st.binary(min_size=32, max_size=32).map(peer_id_of))
-@settings(RELAXED, max_examples=30)
+@settings(max_examples=30)
 def test_churn_moves_only_what_the_one_peer_wins_or_loses(swarm_id, epoch, peers, newcomer) -> None:
     for prompt_id in range(100):
         before = owner(swarm_id, epoch, prompt_id, peers)
@@ -62,7 +57,7 @@ def test_churn_moves_only_what_the_one_peer_wins_or_loses(swarm_id, epoch, peers
 
 
 @given(swarm_ids, epochs, st.integers(2, 12))
-@settings(RELAXED, max_examples=10)
+@settings(max_examples=10)
 def test_shares_are_even(swarm_id, epoch, n_peers) -> None:
     peers = [peer_id_of(bytes([i]) * 32) for i in range(n_peers)]
     prompts = 4000
@@ -74,7 +69,7 @@ def test_shares_are_even(swarm_id, epoch, n_peers) -> None:
 
 
 @given(swarm_ids, epochs)
-@settings(RELAXED, max_examples=10)
+@settings(max_examples=10)
 def test_the_next_epoch_deals_anew(swarm_id, epoch) -> None:
     peers = [peer_id_of(bytes([i]) * 32) for i in range(4)]
     other = (epoch + 1) % 2**64

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -136,12 +136,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.room() == 2 * self.batch_groups - len(foreign)
 
 
-PoolMachine.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
 TestPool = PoolMachine.TestCase
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import DataError, RemoteProtocolError
@@ -20,8 +20,6 @@ from swarm.protocol.prompts import (
     read_jsonl,
 )
 
-# Time says nothing on a machine that others use too.
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 swarm_ids = st.binary(min_size=32, max_size=32)
 epochs = st.integers(0, 2**32)
@@ -50,7 +48,6 @@ def reference(data: bytes) -> PromptSetRef:
 
 
 @given(prompt_sets)
-@RELAXED
 def test_a_set_survives_its_bytes_and_a_users_file(tmp_path_factory, prompt_set) -> None:
     data = encode_prompt_set(prompt_set)
     ref = prompt_set_ref(data, [bytes(32)] * len(prompt_set))
@@ -82,7 +79,7 @@ lines = st.one_of(
 
 
 @given(lines)
-@settings(RELAXED, max_examples=300)
+@settings(max_examples=300)
 def test_any_bytes_are_a_set_or_the_one_error(tmp_path_factory, data) -> None:
     """INVARIANT: prompts that encode to the same bytes, or RemoteProtocolError / DataError."""
     try:
@@ -98,7 +95,6 @@ def test_any_bytes_are_a_set_or_the_one_error(tmp_path_factory, data) -> None:
 
 
 @given(swarm_ids, epochs, st.integers(0, 200), st.integers(0, 100))
-@RELAXED
 def test_appended_prompts_never_move_the_others(swarm_id, epoch, count, appended) -> None:
     before = epoch_order(swarm_id, epoch, count).tolist()
     after = epoch_order(swarm_id, epoch, count + appended).tolist()
@@ -107,7 +103,6 @@ def test_appended_prompts_never_move_the_others(swarm_id, epoch, count, appended
 
 
 @given(swarm_ids, epochs, st.integers(1, 40), st.data())
-@RELAXED
 def test_every_own_prompt_comes_exactly_once_an_epoch(swarm_id, epoch, count, data) -> None:
     own = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     cursor, taken = Cursor(epoch), []
@@ -122,7 +117,6 @@ def test_every_own_prompt_comes_exactly_once_an_epoch(swarm_id, epoch, count, da
 
 
 @given(swarm_ids, st.integers(1, 30), st.integers(1, 30), st.data())
-@RELAXED
 def test_prompts_appended_on_the_way_come_at_most_once_and_disturb_nothing(
     swarm_id, count, appended, data
 ) -> None:

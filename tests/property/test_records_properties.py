@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
@@ -20,8 +20,6 @@ from swarm.protocol.records import (
     verify_record,
 )
 
-# On a busy machine an example may take any time.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ANNA = Identity(b"\x01" * 32)
 COUNT = st.integers(0, 2**53 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -96,7 +94,6 @@ def unpacks_or_is_refused(body: bytes) -> None:
         assert reason in (Reason.MALFORMED, Reason.INCOMPATIBLE)
 
 
-@PATIENT
 @given(HEARTBEATS)
 def test_a_heartbeat_always_fits_and_comes_back(beat: Heartbeat) -> None:
     body = beat.pack()
@@ -104,7 +101,6 @@ def test_a_heartbeat_always_fits_and_comes_back(beat: Heartbeat) -> None:
     assert Heartbeat.unpack(body) == beat
 
 
-@PATIENT
 @given(ANNOUNCEMENTS)
 def test_an_announcement_always_fits_and_comes_back(news: Announcement) -> None:
     body = news.pack()
@@ -112,13 +108,13 @@ def test_an_announcement_always_fits_and_comes_back(news: Announcement) -> None:
     assert Announcement.unpack(body) == news
 
 
-@settings(PATIENT, max_examples=500)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_record_or_the_one_error(body: bytes) -> None:
     unpacks_or_is_refused(body)
 
 
-@settings(PATIENT, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from([HEARTBEATS, ANNOUNCEMENTS]).flatmap(lambda kind: kind), st.data())
 def test_a_record_with_any_field_replaced_gives_a_record_or_the_one_error(
     record: Heartbeat | Announcement, data: st.DataObject
@@ -129,7 +125,6 @@ def test_a_record_with_any_field_replaced_gives_a_record_or_the_one_error(
     unpacks_or_is_refused(msgpack.packb(values))
 
 
-@PATIENT
 @given(st.sampled_from([HEARTBEATS, ANNOUNCEMENTS]).flatmap(lambda kind: kind), st.data())
 def test_a_record_with_changed_bytes_gives_a_record_or_the_one_error(
     record: Heartbeat | Announcement, data: st.DataObject
@@ -140,7 +135,6 @@ def test_a_record_with_changed_bytes_gives_a_record_or_the_one_error(
     unpacks_or_is_refused(bytes(body))
 
 
-@PATIENT
 @given(
     key=st.binary(max_size=40),
     suffix=st.binary(max_size=32),
@@ -156,7 +150,6 @@ def test_a_signed_record_always_verifies(
     assert (record.peer_id, record.suffix, record.body) == (ANNA.peer_id, suffix, body)
 
 
-@PATIENT
 @given(
     st.binary(max_size=40),
     st.binary(max_size=80),
