@@ -14,7 +14,6 @@ from swarm.protocol.invite import Invite
 from swarm.protocol.manifest import Manifest
 from swarm.protocol.roster import BanChange, RosterChange
 
-
 ORGANIZERS = tuple(Identity(bytes([i]) * 32) for i in range(3))
 
 hashes = st.binary(min_size=32, max_size=32).map(bytes.hex)

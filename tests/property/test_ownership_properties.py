@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from swarm.protocol.identity import peer_id_of
 from swarm.protocol.ownership import candidates, is_candidate, owner
 
-
 swarm_ids = st.binary(min_size=32, max_size=32)
 epochs = st.integers(0, 2**64 - 1)
 prompt_ids = st.integers(0, 2**32 - 1)

@@ -20,7 +20,6 @@ from swarm.protocol.prompts import (
     read_jsonl,
 )
 
-
 swarm_ids = st.binary(min_size=32, max_size=32)
 epochs = st.integers(0, 2**32)
 texts = st.text(min_size=1, max_size=30).filter(lambda text: text.strip(" \t\r\n"))
