@@ -93,11 +93,12 @@ async def nest() -> AsyncIterator[Nest]:
 
 def daemons() -> list[psutil.Process]:
     """The p2pd processes that this process has started and that still run."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.name() == "p2pd" and child.status() != psutil.STATUS_ZOMBIE
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.name() == "p2pd" and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:

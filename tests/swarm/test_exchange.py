@@ -28,6 +28,8 @@ from swarm.protocol.receipts import Receipt
 
 SWARM = b"s" * 32
 PROTOCOL = "/swarm-node/exchange/1"
+QUICK_S = 8.0
+"""Below each timeout that a test does not set itself; far above what a busy machine needs."""
 
 
 DEEP = b"\x91" * 1020 + b"\x90"
@@ -150,7 +152,8 @@ class Evil:
         self.waits = False
 
     async def serve(self, _peer: str, reader: Any, writer: Any) -> None:
-        await reader.readexactly(4)
+        # All of it: what is closed with bytes unread is reset, and the answer may be lost with it.
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
         writer.write(self.answer)
         await writer.drain()
         if self.waits:
@@ -265,7 +268,7 @@ class TestBadClients:
                 assert len(reply["detail"]) <= 200
             assert library.notices == []
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
-            await until(lambda: len(serves._streams) == 0, 5.0)
+            await until(lambda: len(serves._streams) == 0, QUICK_S)
 
     async def test_who_is_not_let_in_is_told_why_and_not_read(self) -> None:
         refused: list[str] = []
@@ -313,7 +316,7 @@ class TestBadClients:
     async def test_more_uploads_than_slots_are_answered_busy(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exchange_module, "CHUNK_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(exchange_module, "CHUNK_TIMEOUT_S", 3.0)
         library = Library()
         huge = library.add(bytes(64 << 20))  # more than all buffers on the way hold
         async with nest() as nests:
@@ -326,7 +329,7 @@ class TestBadClients:
                 streams.append(writer)
             await fails(asks.fetch_charter(server.peer_id), Status.BUSY)
             await asks.notify(server.peer_id, b"small things go on")
-            await until(lambda: serves._sending == 0, 15.0)  # the stalled ones are broken off
+            await until(lambda: serves._sending == 0)  # the stalled ones are broken off
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
             for writer in streams:
                 writer.close()
@@ -347,7 +350,7 @@ class TestBadClients:
                 await fails(asks.notify(server.peer_id, b""), Status.BUSY)
             other = await nests.start(await server.addresses())
             await Library().exchange(other).notify(server.peer_id, b"another peer is served")
-            await until(lambda: len(serves._streams) == 0, 10.0)
+            await until(lambda: len(serves._streams) == 0)
             await asks.notify(server.peer_id, b"")
             for writer in writers:
                 writer.close()
@@ -363,7 +366,7 @@ class TestBadClients:
             assert serves._streams.of(reader.peer_id) == 2 * MAX_STREAMS_PER_PEER
             for writer in writers:
                 writer.close()
-            await until(lambda: len(serves._streams) == 0, 5.0)
+            await until(lambda: len(serves._streams) == 0, QUICK_S)
 
     async def test_a_client_that_leaves_frees_its_slot(self) -> None:
         library = Library()
@@ -377,7 +380,7 @@ class TestBadClients:
             fetching.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fetching
-            await until(lambda: serves._sending == 0, 5.0)
+            await until(lambda: serves._sending == 0, QUICK_S)
             assert await asks.fetch_charter(server.peer_id) == b"the charter"
 
     async def test_a_fault_of_this_program_ends_one_stream_only(
@@ -423,7 +426,7 @@ class TestBadServers:
                     started = time.monotonic()
                     blob = asks.fetch_blob(evil.peer_id, b"h" * 32, max_bytes=8 << 20)
                     await fails(blob, Status.UNREACHABLE)
-                    assert time.monotonic() - started < 3.0
+                    assert time.monotonic() - started < QUICK_S
 
     async def test_a_trickle_is_a_stall(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A byte now and then keeps no stream alive: the time is for a whole chunk."""
@@ -442,7 +445,7 @@ class TestBadServers:
             started = time.monotonic()
             asked = Library().exchange(reader).fetch_blob(evil.peer_id, b"h" * 32, CHUNK_BYTES)
             await fails(asked, Status.UNREACHABLE)
-            assert time.monotonic() - started < 5.0
+            assert time.monotonic() - started < QUICK_S
 
     async def test_payloads_each_just_in_time_are_a_stall(
         self, monkeypatch: pytest.MonkeyPatch
@@ -465,7 +468,7 @@ class TestBadServers:
             await fails(
                 Library().exchange(reader).fetch_blobs(evil.peer_id, wanted), Status.UNREACHABLE
             )
-            assert time.monotonic() - started < 5.0
+            assert time.monotonic() - started < QUICK_S
 
     async def test_a_server_that_is_killed_in_the_middle(self) -> None:
         library = Library()

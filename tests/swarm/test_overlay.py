@@ -1,6 +1,7 @@
 """The overlay on real hivemind over loopback: joining, records, failures, restarts, stopping."""
 
 import asyncio
+import re
 import shutil
 import signal
 import socket
@@ -104,9 +105,9 @@ class TestRecords:
     async def test_a_record_ends_with_its_time(self) -> None:
         async with nest() as nests:
             one, two = await nests.swarm(2)
-            assert await one.put(KEY, b"short", ttl_s=1.0)
+            assert await one.put(KEY, b"short", ttl_s=3.0)
             assert await two.get(KEY) == {(one.peer_id, b""): b"short"}
-            await asyncio.sleep(1.1)
+            await asyncio.sleep(3.1)
             assert await two.get(KEY) == {}
 
     async def test_a_newcomer_is_told_what_was_stored_before(self) -> None:
@@ -376,7 +377,9 @@ class TestDialResults:
             other = await nests.start()
             monkeypatch.setattr("hivemind.dht.protocol.get_dht_time", lambda: time.time() + 5.0)
             result = await self.dial(dialer, other.port, other.peer_id)
-            assert result.startswith("clock skew: the peer's clock is 5.0 s ahead")
+            found = re.match(r"clock skew: the peer's clock is (\d\.\d) s ahead", result)
+            assert found is not None, result
+            assert float(found[1]) == pytest.approx(5.0, abs=1.0)  # half of the way there and back
 
     async def test_a_libp2p_node_without_the_dht(self) -> None:
         async with nest() as nests:
@@ -425,9 +428,11 @@ class TestDaemon:
         monkeypatch.setattr(overlay_module, "_PEERS_TIMEOUT_S", 0.3)
         async with nest() as nests:
             alone = await nests.start()
+            hanging = psutil.Process(daemon_pid(alone))
             kill_daemon(alone, signal.SIGSTOP)
-            await until(lambda: alone.restarts == 1)
-            assert alone.fault == ""
+            # On a busy machine the next one may be late too, and be replaced as well.
+            await until(lambda: alone.restarts > 0 and alone.fault == "")
+            assert not hanging.is_running()
 
     async def test_while_the_port_is_taken_the_restart_is_tried_again(
         self, monkeypatch: pytest.MonkeyPatch
@@ -455,7 +460,7 @@ class TestDaemon:
             getting = asyncio.create_task(two.get(KEY))
             await asyncio.sleep(0)
             await two.stop()
-            assert time.monotonic() - started < 6.0
+            assert time.monotonic() - started < 12.0  # 5 s are two timeouts of its own
             assert not await putting
             assert await getting in ({}, {(two.peer_id, b""): b"x"})
             await two.stop()
