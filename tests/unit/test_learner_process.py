@@ -156,8 +156,8 @@ async def test_hung_learner_says_where_and_is_killed(
 ) -> None:
     pid = learner.pid
     await learner.call("echo", timeout_s=PATIENCE_S)
-    with pytest.raises(LearnerError, match=r"spin: no answer within 0\.2 s"):
-        await learner.call("spin", timeout_s=0.2)
+    with pytest.raises(LearnerError, match="spin: no answer within 1 s"):
+        await learner.call("spin", timeout_s=1.0)  # a busy machine takes a while to begin
     assert pid is not None
     assert not psutil.pid_exists(pid)
     assert not learner.alive
@@ -222,12 +222,18 @@ async def test_sigusr1_writes_what_it_is_doing_to_the_log(
     learner: LearnerProcess, log_path: Path
 ) -> None:
     await learner.call("echo", timeout_s=PATIENCE_S)
-    call = asyncio.create_task(learner.call("sleep", timeout_s=PATIENCE_S, seconds=0.5))
-    await asyncio.sleep(0.1)
-    assert learner.pid is not None
-    os.kill(learner.pid, signal.SIGUSR1)
-    await call
-    assert "in sleep" in _text(log_path)
+    call = asyncio.create_task(learner.call("spin", timeout_s=2 * PATIENCE_S))
+    pid = learner.pid
+    assert pid is not None
+
+    def told() -> bool:
+        os.kill(pid, signal.SIGUSR1)  # the first may come before it has read what to do
+        return "in spin" in _text(log_path)
+
+    await _until(told)
+    await learner.close()
+    with pytest.raises(LearnerError):
+        await call
 
 
 def test_long_log_is_put_aside(log_path: Path) -> None:

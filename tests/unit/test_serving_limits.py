@@ -49,12 +49,14 @@ def test_a_low_rate_is_shared_by_fewer_streams(rate: float, streams: int) -> Non
 
 
 async def test_payloads_that_come_just_in_time_do_not_for_long() -> None:
-    pace = Pace(0.3)
+    clock = Clock()
+    pace = Pace(15.0, clock)
     async with pace.chunk(10):
-        await asyncio.sleep(0.2)
+        clock.now_s += 14.9
     with pytest.raises(TimeoutError):
-        async with pace.chunk(10):
-            await asyncio.sleep(0.2)
+        async with asyncio.timeout(10.0) as enough, pace.chunk(10):
+            await asyncio.Event().wait()
+    assert not enough.expired()
 
 
 async def test_a_slow_stream_that_keeps_the_rate_goes_on() -> None:
