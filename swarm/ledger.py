@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import DataError
+from swarm.errors import DataError, SwarmError
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,9 @@ class Ledger:
 
     Attributes:
         trouble: why the last write failed; empty when it did not.
+
+    Raises:
+        SwarmError: another process has it locked, the disk is full or fails.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -104,6 +107,8 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = self._open()
+        except sqlite3.OperationalError as error:  # in use, or no room: the file may be sound
+            raise SwarmError(f"{path}: the ledger cannot be opened now: {error}") from None
         except sqlite3.DatabaseError as error:
             aside = path.with_name(path.name + ".damaged")
             log.error("%s: %s; put aside as %s", path, error, aside.name)

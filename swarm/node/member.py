@@ -77,6 +77,8 @@ class Node:
     overlay: Overlay
     exchange: Exchange
     membership: Membership
+    store: BlobStore
+    ledger: Ledger
 
     def __init__(
         self,
@@ -102,18 +104,28 @@ class Node:
         self.reception = Reception()
         self.admission = Admission(data_dir.bans_path, follow_bans=config.network.follow_bans)
         self.name = config.node.name or socket.gethostname().split(".")[0][:64]
-        self.store = BlobStore(
-            self.swarm_dir.rollouts_dir,
-            quota_bytes=config.limits.blob_store_mb * 1_000_000,
-            min_free_bytes=config.limits.min_free_mb * 1_000_000,
-        )
-        self.ledger = Ledger(self.swarm_dir.ledger_path)
 
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Start, work until stopped, and close everything in order."""
         self.data_dir.lock()
+        try:
+            self.open_stores()
+            await self._take_part()
+        finally:
+            self.data_dir.unlock()
+
+    def open_stores(self) -> None:
+        """Open what is another node's as long as the data directory is not locked for this one."""
+        self.store = BlobStore(
+            self.swarm_dir.rollouts_dir,
+            quota_bytes=self.config.limits.blob_store_mb * 1_000_000,
+            min_free_bytes=self.config.limits.min_free_mb * 1_000_000,
+        )
+        self.ledger = Ledger(self.swarm_dir.ledger_path)
+
+    async def _take_part(self) -> None:
         try:
             self._handle_signals()
             self.identity = Identity.load_or_create(self.data_dir.identity_path)
@@ -180,7 +192,6 @@ class Node:
                 await self.overlay.stop()
         finally:
             self.ledger.close()
-            self.data_dir.unlock()
 
     async def _start_metrics(self) -> None:
         settings = self.config.metrics

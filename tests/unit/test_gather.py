@@ -77,6 +77,7 @@ def charter() -> Charter:
 def volunteer(tmp_path: Path, terms: Charter, workers: WorkerPool) -> Volunteer:
     """A node that is in the swarm without a network."""
     node = Volunteer(NodeConfig(), DataDir(tmp_path), swarm_id=terms.swarm_id)
+    node.open_stores()
     ids = np.array(TOKENIZER.encode(PROMPT.prompt or ""), np.int32)
     node.prompts.append(RenderedSet((PROMPT,), (ids,), (prompt_hash(ids),)))
     parts: Any = node

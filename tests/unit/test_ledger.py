@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm import ledger as module
-from swarm.errors import DataError
+from swarm.errors import DataError, SwarmError
 from swarm.ledger import SCHEMA, Ledger, read_ledger
 
 ME, ADA, BOB = "12D3KooWMe", "12D3KooWAda", "12D3KooWBob"
@@ -175,6 +175,21 @@ def test_a_damaged_file_is_put_aside(path: Path) -> None:
     ledger.close()
     assert read_ledger(path, ME)["gave"]["groups_made"] == 1
     assert path.with_name("ledger.sqlite.damaged").read_bytes().startswith(b"not a database")
+
+
+def test_one_that_is_locked_is_not_taken_for_damaged(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.made(1, 10, 80)
+    ledger.close()
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(SwarmError, match="locked"):
+        Ledger(path)
+    other.rollback()
+    other.close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert read_ledger(path, ME)["gave"]["groups_made"] == 1
 
 
 def test_reading_what_is_none(path: Path) -> None:
