@@ -69,15 +69,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare a checkpoint's files with its manifest.
+
+    Raises:
+        DataError: one is missing or damaged, or was deleted meanwhile.
+    """
     for name, expected in files.items():
         file = path / name
-        if not file.is_file():
-            raise DataError(f"{file} is missing")
-        size = file.stat().st_size
-        if size != expected["size_bytes"]:
-            raise DataError(f"{file} has {size} bytes instead of {expected['size_bytes']}")
-        if sha256(file) != expected["sha256"]:
-            raise DataError(f"{file} is damaged: its checksum does not fit")
+        try:
+            size = file.stat().st_size
+            if size != expected["size_bytes"]:
+                raise DataError(f"{file} has {size} bytes instead of {expected['size_bytes']}")
+            if sha256(file) != expected["sha256"]:
+                raise DataError(f"{file} is damaged: its checksum does not fit")
+        except FileNotFoundError:
+            raise DataError(f"{file} is missing") from None
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def digest(manifest: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm import checkpoint_files as files
 from swarm.config import NodeConfig, load_config
-from swarm.errors import DataError, UsageError
+from swarm.errors import DataError, SwarmError, TryAgainError, UsageError
 from swarm.learner.calls import CALL_TIMEOUT_S
 from swarm.learner.process import LearnerProcess
 from swarm.paths import RunDir, listed_checkpoints
@@ -33,7 +33,8 @@ def kept(run: RunDir) -> list[dict[str, Any]]:
             manifest = files.read_manifest(path)
             files.check_files(path, manifest["files"])
         except DataError as error:
-            found.append(row | {"accuracy": None, "bytes": 0, "problem": str(error)})
+            if path.exists():  # else the node that trains has deleted it meanwhile
+                found.append(row | {"accuracy": None, "bytes": 0, "problem": str(error)})
             continue
         size = sum(file["size_bytes"] for file in manifest["files"].values())
         row |= {"accuracy": manifest["accuracy"], "bytes": size, "created_s": manifest["created_s"]}
@@ -92,9 +93,21 @@ def export(run: RunDir, checkpoint: Path, out: Path, *, merge: bool) -> None:
     Raises:
         UsageError: the folder exists.
         DataError: a file is damaged.
+        TryAgainError: the node that trains has deleted the checkpoint meanwhile.
     """
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name a new folder")
+    try:
+        _export(run, checkpoint, out, merge=merge)
+    except (OSError, SwarmError):
+        if checkpoint.exists():
+            raise
+        raise TryAgainError(
+            f"{checkpoint} was deleted meanwhile by the node that trains, for newer ones; try again"
+        ) from None
+
+
+def _export(run: RunDir, checkpoint: Path, out: Path, *, merge: bool) -> None:
     names = model_part(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".writing-{out.name}")

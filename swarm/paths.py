@@ -62,6 +62,23 @@ def listed_checkpoints(folder: Path) -> list[tuple[int, int, Path]]:
     return found
 
 
+_DOOMED = ".deleting-"
+
+
+def doomed(folder: Path) -> Path:
+    """Rename a folder that is to be deleted, so that one half deleted is not taken for it.
+
+    Returns:
+        Where it lies now; `doomed_left` finds what a killed process leaves of it.
+    """
+    return folder.rename(folder.with_name(f"{_DOOMED}{folder.name}"))
+
+
+def doomed_left(parent: Path) -> list[Path]:
+    """Folders that somebody began to delete."""
+    return list(parent.glob(f"{_DOOMED}*"))
+
+
 def default_data_dir() -> Path:
     """`$XDG_DATA_HOME/swarm-node`, or `~/.local/share/swarm-node`."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -256,7 +273,9 @@ class DataDir:
         self._delete_drafts()
 
     def _delete_drafts(self) -> None:
-        """What a killed process was writing; another verb may be writing just now."""
+        """What a killed process was writing, or deleting; another verb may be writing just now."""
+        for left in doomed_left(self.root / "swarms"):
+            shutil.rmtree(left, ignore_errors=True)
         for folder in ("", "swarms/*/", "swarms/*/prompts/", "swarms/*/runs/*/"):
             for path in self.root.glob(f"{folder}.*.tmp"):
                 writer = _DRAFT_NAME.fullmatch(path.name)

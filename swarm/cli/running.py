@@ -73,14 +73,16 @@ def _resume(arguments: Arguments) -> int:
 def _leave(arguments: Arguments) -> int:
     import shutil
 
+    from swarm.paths import doomed
+
     data_dir, swarm_dir = data_dir_of(arguments), swarm_dir_of(arguments)
     with contextlib.suppress(NotRunningError):
         _stop(arguments)
     data_dir.lock()
     try:
-        if arguments.delete:
-            shutil.rmtree(swarm_dir.root)
         data_dir.forget_current()
+        if arguments.delete:
+            shutil.rmtree(doomed(swarm_dir.root))
     finally:
         data_dir.unlock()
     out(

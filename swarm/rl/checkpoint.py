@@ -40,13 +40,12 @@ from swarm.checkpoint_files import (
     sha256,
 )
 from swarm.errors import DataError
-from swarm.paths import listed_checkpoints, parse_json
+from swarm.paths import doomed, doomed_left, listed_checkpoints, parse_json
 from swarm.rl.policy import Policy
 
 log = logging.getLogger(__name__)
 
 _TEMPORARY = ".writing-"
-_DOOMED = ".deleting-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,8 @@ def save(
             under a name that `newest_whole` looks at.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for prefix in (_TEMPORARY, _DOOMED):
-        for left_over in folder.glob(f"{prefix}*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+    for left_over in (*folder.glob(f"{_TEMPORARY}*"), *doomed_left(folder)):
+        shutil.rmtree(left_over, ignore_errors=True)
     revisions = [revision for number, revision, _ in listed_checkpoints(folder) if number == step]
     name = f"step-{step:08d}" + (f".{max(revisions) + 1}" if revisions else "")
     temporary = folder / f"{_TEMPORARY}{name}"
@@ -158,9 +156,7 @@ def _prune(folder: Path, keep: int) -> None:
     kept = {*newest_first[:keep], best(folder)}
     for path in newest_first:
         if path not in kept:
-            # By another name first, so that one half deleted is not taken for a checkpoint.
-            doomed = path.rename(folder / f"{_DOOMED}{path.name}")
-            shutil.rmtree(doomed, ignore_errors=True)
+            shutil.rmtree(doomed(path), ignore_errors=True)
 
 
 def _write_manifest(

@@ -9,10 +9,11 @@ import pytest
 import torch
 from tiny_model import STOP_ID
 
+from swarm import checkpoint_files
 from swarm.cli.main import main
 from swarm.config import ModelSection, NodeConfig
-from swarm.errors import UsageError
-from swarm.export import choose, kept
+from swarm.errors import TryAgainError, UsageError
+from swarm.export import choose, export, kept
 from swarm.paths import RunDir
 from swarm.rl import checkpoint
 from swarm.rl.policy import Policy
@@ -71,6 +72,29 @@ def test_list_names_step_accuracy_size_and_the_best(
     assert rows[0]["bytes"] == size - (Path(rows[0]["path"]) / "checkpoint.json").stat().st_size
     assert _cli("checkpoint", "list", run_dir.root) == 0
     assert "step       2  accuracy 0.750" in capsys.readouterr().out
+
+
+def test_checkpoints_that_are_deleted_while_they_are_read(
+    run: tuple[RunDir, Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that trains writes newer ones, and keeps some."""
+    run_dir, _ = run
+    sha256 = checkpoint_files.sha256
+    first, second, third = run_dir.checkpoints().values()
+
+    def deletes_and_reads(path: Path) -> str:
+        if path.parent != third:
+            shutil.rmtree(path.parent)
+        return sha256(path)
+
+    chosen = choose(run_dir, 1)
+    monkeypatch.setattr(checkpoint_files, "sha256", deletes_and_reads)
+    with pytest.raises(TryAgainError, match="step-00000001 was deleted meanwhile"):
+        export(run_dir, Path(chosen["path"]), tmp_path / "out", merge=False)
+    assert not first.exists()
+    assert not list(tmp_path.glob("*out*"))
+    assert [row["step"] for row in kept(run_dir)] == [3]
+    assert not second.exists()
 
 
 def test_the_best_is_chosen_unless_another_is_named(run: tuple[RunDir, Policy]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.cli.main import main
 from swarm.paths import DataDir, append_json, parse_json
 
 FILLED = """
@@ -96,6 +97,34 @@ def test_drafts_of_killed_processes_are_deleted_at_the_next_start(tmp_path: Path
     for folder in folders:
         left = {path.name for path in folder.iterdir() if path.name.endswith(".tmp")}
         assert left == {f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"}
+
+
+def test_a_swarm_that_was_half_deleted_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`swarm-node leave --delete`, killed: the rest is deleted at the next start."""
+
+    class Killed(BaseException): ...
+
+    def deletes_a_file_and_dies(path: Path, **_: object) -> None:
+        next(path.glob("*.bin")).unlink()
+        raise Killed
+
+    data_dir = DataDir(tmp_path)
+    data_dir.create()
+    data_dir.current = bytes(32)
+    swarm_dir = data_dir.swarm(bytes(32))
+    swarm_dir.rollouts_dir.mkdir(parents=True)
+    swarm_dir.charter_path.write_bytes(b"terms")
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", deletes_a_file_and_dies)
+        with pytest.raises(Killed):
+            main(["leave", "--delete", "--data-dir", str(tmp_path)])
+    assert not swarm_dir.root.exists()
+    assert data_dir.current is None
+    data_dir.lock()
+    data_dir.unlock()
+    assert list(swarm_dir.root.parent.iterdir()) == []
 
 
 def test_half_a_key_of_a_killed_process_is_deleted_at_the_next_start(tmp_path: Path) -> None:
