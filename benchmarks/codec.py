@@ -129,7 +129,7 @@ def rows(quick: bool) -> list[Row]:
         for copy in (bytes(source), bytes(source)):
             hashlib.sha256(copy).digest()
 
-    lists = {
+    lists: dict[str, list[np.ndarray]] = {
         "i": [rollout.token_ids for rollout in group.rollouts],
         "p": [rollout.logprobs for rollout in group.rollouts],
     }
@@ -249,6 +249,11 @@ def _genrl_rows(
     decode: Callable[[], None],
 ) -> list[Row]:
     """Its own serializer with text payloads, in the peers' environment."""
+
+    def both() -> None:
+        encode()
+        decode()
+
     what = f"the same completions as text, {COMPLETIONS} x {tokens} tokens"
     name = "gensyn-genrl 0.3.0, text without log-probs"
     try:
@@ -257,7 +262,7 @@ def _genrl_rows(
             size = worker.call(op="make", completions=COMPLETIONS, tokens=tokens)["bytes"]
             found = interleave(
                 {
-                    "ours": on_cpu(lambda: (encode(), decode())),
+                    "ours": on_cpu(both),
                     "genrl": lambda: float(worker.call(op="both")["cpu_s"]),
                 },
                 rounds,

@@ -219,8 +219,8 @@ def _start_worker() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
 
 
 def run(options: argparse.Namespace) -> int:

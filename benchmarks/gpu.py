@@ -157,7 +157,7 @@ class _Memory:
 
     def _used(self) -> int:
         if self._device == "cpu":
-            return psutil.Process().memory_info().rss
+            return int(psutil.Process().memory_info().rss)
         import torch
 
         free, total = torch.cuda.mem_get_info()

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ async def simulate(size: int, folder: Path) -> dict[str, float]:
             networks[peer],  # type: ignore[arg-type]
             terms.swarm_id,
             shards,
-            recipients=lambda me=peer: [other for other in ids if other != me],
+            recipients=partial(_others, ids, peer),
             offer=here.gatherer.offer if here else lambda _peer, _announcement: None,
             reject=here.gatherer.reject if here else lambda _peer, _error: None,
         )
@@ -250,6 +251,10 @@ async def simulate(size: int, folder: Path) -> dict[str, float]:
         "fair_spread": (size / (ROUNDS * size)) ** 0.5 * (1 - 1 / size) ** 0.5,
         "largest_value": max(value_bytes(records) for records in wire.records.values()),
     }
+
+
+def _others(ids: Sequence[str], peer: str) -> list[str]:
+    return [other for other in ids if other != peer]
 
 
 def _pooled(digest: bytes, group: RolloutGroup) -> PooledGroup:

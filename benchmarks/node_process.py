@@ -41,10 +41,12 @@ class Running:
         self.data_dir = DataDir(folder)
         folder.mkdir()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARM_")}
+        command = [sys.executable, "-m", "swarm.cli", *arguments, "--data-dir", str(folder)]
+        self._words = " ".join(command[3:5])
         self.started_s = time.perf_counter()
         with (folder / "console.log").open("wb") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "swarm.cli", *arguments, "--data-dir", str(folder)],
+                command,
                 cwd=ROOT,
                 env={**environment, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
@@ -68,7 +70,7 @@ class Running:
                 if self._popen.poll() is not None:
                     break
             time.sleep(0.02)
-        raise NotMeasuredError(f"a node did not come up: {' '.join(self._popen.args[3:5])}")
+        raise NotMeasuredError(f"a node did not come up: {self._words}")
 
     def end(self) -> None:
         """Stop it and remove what it leaves."""
@@ -89,7 +91,7 @@ def _own(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _memory_mb(processes: list[psutil.Process]) -> float:
-    return sum(process.memory_info().rss for process in processes) / 1e6
+    return float(sum(process.memory_info().rss for process in processes)) / 1e6
 
 
 def _cpu_percent(processes: list[psutil.Process], seconds: float) -> float:

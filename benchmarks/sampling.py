@@ -6,12 +6,18 @@ Owns: the shapes and the rounds. Does not know: what runs in the child,
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import Row, Worker, interleave, ratio
 from benchmarks.training import SMOLLM2, TINY, write_model
 
 CHILD = (sys.executable, "-m", "benchmarks.sampling_child")
+
+
+def _cpu_s(worker: Worker, way: str, request: dict[str, Any]) -> float:
+    return float(worker.call(op=way, **request)["cpu_s"])
 
 
 def rows(quick: bool) -> list[Row]:
@@ -29,10 +35,7 @@ def rows(quick: bool) -> list[Row]:
             worker.call(op="setup", folder=folder, dtype=dtype)
             request = {"rows": 8, "prompt": 96, "new": new}
             found = interleave(
-                {
-                    way: (lambda w=worker, way=way, r=request: float(w.call(op=way, **r)["cpu_s"]))
-                    for way in ("ours", "generate")
-                },
+                {way: partial(_cpu_s, worker, way, request) for way in ("ours", "generate")},
                 rounds,
             )
             agreement = worker.call(op="agreement", **request)

@@ -70,7 +70,7 @@ def head(way: str, vocabulary: int, hidden: int, tokens: int) -> dict[str, Any]:
         else:
             logits = torch.nn.functional.linear(states, weight)
             logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
-        logprobs.sum().backward()
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
 
     return measured(work)
 

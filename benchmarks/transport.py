@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,9 @@ def _latency_rows(size: int, tokens: int, rounds: int) -> list[Row]:
         tcp: RawTcp = runner.run(stack.enter_async_context(RawTcp(blob)))
         latencies: dict[str, list[float]] = {"one": [], "all": [], "raw": []}
 
-        def turn(name: str, come: Callable[[], Awaitable[list[float]]]) -> Callable[[], float]:
+        def turn(
+            name: str, come: Callable[[], Coroutine[Any, Any, list[float]]]
+        ) -> Callable[[], float]:
             def once() -> float:
                 taken = runner.run(come())
                 latencies[name] += taken

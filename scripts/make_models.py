@@ -21,16 +21,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from swarm.tasks import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, Operation, Problem, all_problems, draw
+from swarm.tasks import (
+    IN_DISTRIBUTION,
+    OUT_OF_DISTRIBUTION,
+    Operation,
+    Problem,
+    Split,
+    all_problems,
+    draw,
+)
 
 MODELS = Path(__file__).resolve().parent.parent / "swarm" / "models"
 METADATA = "warm_start.json"
@@ -110,7 +117,7 @@ def save_tokenizer(folder: Path) -> None:
     """Write the shared tokenizer: one token a character, nothing added before or after."""
     tokenizer = Tokenizer(WordLevel(VOCABULARY, unk_token=UNKNOWN))
     tokenizer.add_special_tokens([PAD, EOS, UNKNOWN])
-    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(
@@ -181,7 +188,7 @@ def warm_start(recipe: Recipe) -> tuple[LlamaForCausalLM, int]:
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % CHECK_EVERY_STEPS == 0:
@@ -250,11 +257,10 @@ def _operation(name: str) -> Operation:
     raise SystemExit(f"no operation {name!r}; known: {IN_DISTRIBUTION + OUT_OF_DISTRIBUTION}")
 
 
-def _sample_of(name: str, split: str, count: int, seed: int) -> list[Problem]:
+def _sample_of(name: str, split: Split, count: int, seed: int) -> list[Problem]:
     """At most `count` problems of one operation."""
     operation = _operation(name)
-    part = "train" if split == "train" else "held_out"
-    return draw([operation], part, min(count, len(all_problems(operation, part))), seed)
+    return draw([operation], split, min(count, len(all_problems(operation, split))), seed)
 
 
 def save(model: LlamaForCausalLM, recipe: Recipe, steps: int, folder: Path) -> dict[str, object]:

@@ -8,11 +8,14 @@ brings is in docs/RESULTS.md.
 """
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.convert_smollm2 import CUT, WHOLE
 from swarm.demo.run import run_demo
 from swarm.demo.task import DemoOptions, Task
+from swarm.errors import SwarmError
 
 TASK = "reasoning-gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1"
 HELD_OUT_SEED, OTHER_SEED = 1000, 2000
@@ -54,7 +57,7 @@ def chain_sum(_folder: Path, seed: int) -> Task:
     )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="smol", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", type=Path, required=True, help="of scripts.convert_smollm2")
@@ -63,12 +66,22 @@ def main() -> int:
     parser.add_argument("--method", default="ftis")
     parser.add_argument("--out", type=Path, help="where results and logs go")
     parser.add_argument("--json", action="store_true", help="the results as JSON on stdout")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     models = (options.models / WHOLE, options.models / f"{CUT}:lora")
     demo = DemoOptions(
-        2, options.steps, options.seed, options.method, models, options.out, options.json
+        nodes=2,
+        steps=options.steps,
+        seed=options.seed,
+        method=options.method,
+        models=models,
+        out=options.out,
+        json=options.json,
     )
-    return run_demo(demo, chain_sum)
+    try:
+        return run_demo(demo, chain_sum)
+    except SwarmError as error:
+        print(f"smol: {error}", file=sys.stderr)
+        return int(error.exit_code)
 
 
 if __name__ == "__main__":

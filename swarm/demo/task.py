@@ -20,7 +20,7 @@ LOCAL: Mapping[str, str] = {
 """How all nodes of a swarm on one machine meet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
     """What the command line asks for.
 
