@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import socket
-import stat
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -405,7 +404,7 @@ def free_port(host: str) -> int:
 def _remove_stale_sockets(folder: Path) -> None:
     """Remove what a killed process left; a socket that somebody serves stays."""
     for path in folder.iterdir():
-        if not path.name.startswith(_SOCKET_PREFIXES) or not stat.S_ISSOCK(path.stat().st_mode):
+        if not path.name.startswith(_SOCKET_PREFIXES) or not path.is_socket():
             continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:

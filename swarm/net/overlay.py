@@ -63,6 +63,7 @@ class Overlay:
         identity_path: its key file, which the network daemon reads.
         host: IPv4 address to listen on.
         port: TCP port to listen on; 0: a free one, then `port` says which.
+        last_port: tried first where any free one will do; 0: none.
         announce: addresses to tell others, in place of the listening ones.
         runtime_dir: folder for sockets, short, this node's own.
         bootstrap: addresses of members, each ending in /p2p/<peer id>.
@@ -79,6 +80,7 @@ class Overlay:
         *,
         host: str,
         port: int,
+        last_port: int = 0,
         announce: Sequence[str] = (),
         runtime_dir: Path,
         bootstrap: Sequence[str] = (),
@@ -89,6 +91,7 @@ class Overlay:
     ) -> None:
         self.peer_id = identity.peer_id
         self.port = port
+        self._last_port = last_port
         self.client = client
         self.on_restart = list(on_restart)
         self.clock_skews_s: dict[str, float] = {}
@@ -180,7 +183,8 @@ class Overlay:
     async def _open_on_free_port(self) -> None:
         """Somebody may take the port between the choice and the daemon's listening."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
-            self.port = free_port(self._host)
+            preferred = self._last_port if attempt == 1 else 0
+            self.port = preferred or free_port(self._host)
             try:
                 await self._open()
             except SwarmError:

@@ -133,7 +133,8 @@ class Node:
                 self.identity,
                 self.data_dir.identity_path,
                 host=self.config.network.host,
-                port=self.config.network.port or self._last_port(),
+                port=self.config.network.port,
+                last_port=self._last_port(),
                 announce=self.config.network.announce,
                 runtime_dir=self.data_dir.runtime_dir,
                 bootstrap=[
@@ -285,15 +286,12 @@ class Node:
             loop.add_signal_handler(signal.SIGHUP, self._stop.set)
 
     def _last_port(self) -> int:
-        """The port of the last run if it is free now, so that old invites still work."""
+        """The port of the last run, so that old invites still work; 0: none is known."""
         try:
             port = int(self.data_dir.port_path.read_text())
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((self.config.network.host, port))
-        except (OSError, ValueError, OverflowError):
+        except (OSError, ValueError):
             return 0
-        return port
+        return port if 0 < port < 65_536 else 0
 
     # -- what others see -------------------------------------------------------------------------
 

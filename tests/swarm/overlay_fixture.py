@@ -36,7 +36,7 @@ class Nest:
         folder.mkdir()
         if like is not None:
             key_path = self.root / str(self.overlays.index(like)) / "key"
-            options.setdefault("port", like.port)
+            options.setdefault("last_port", like.port)
         else:
             key_path = folder / "key"
         overlay = Overlay(

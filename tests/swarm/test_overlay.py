@@ -476,6 +476,15 @@ class TestStart:
                     with pytest.raises(TryAgainError, match=f"port {port} "):
                         await nests.start(port=port)
 
+    async def test_the_last_port_is_had_again_or_another_one(self) -> None:
+        async with nest() as nests:
+            first = await nests.start()
+            await first.stop()
+            again = await nests.start(last_port=first.port)
+            assert again.port == first.port
+            other = await nests.start(last_port=first.port)  # somebody has taken it
+            assert other.port not in (0, first.port)
+
     @pytest.mark.parametrize(
         ("options", "named"),
         [
