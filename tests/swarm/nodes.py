@@ -72,7 +72,8 @@ class Node:
     def status(self) -> dict[str, Any]:
         """What `swarm-node status --json` prints; {} while the node does not answer."""
         try:
-            return control_request(DataDir(self.data_dir).control_socket, "status")
+            socket = DataDir(self.data_dir).control_socket
+            return control_request(socket, "status", timeout_s=PATIENCE_S)
         except NotRunningError:
             return {}
 

@@ -73,7 +73,7 @@ def test_an_organizer_whose_network_daemon_is_killed_stays_who_it_is(swarm: Swar
     assert after["node"]["peer_id"] == before["node"]["peer_id"]
     assert after["network"]["addresses"] == before["network"]["addresses"]
     assert after["problems"] == []
-    shown = cli("status", swarm.invite, "--timeout", "20")
+    shown = cli("status", swarm.invite, "--timeout", "60")
     assert shown.returncode == 0, shown.stderr
 
 
@@ -118,7 +118,7 @@ def test_a_restart_storm_leaves_nothing_behind(swarm: Swarm) -> None:
         organizer = swarm.restart(organizer, "seed", *settings(LOOPBACK))
         wait_until(lambda node=organizer: bool(node.status()), "it answers", [organizer])
     assert organizer.peer_id == peer_id
-    shown = cli("status", swarm.invite, "--timeout", "20")
+    shown = cli("status", swarm.invite, "--timeout", "60")
     assert shown.returncode == 0, shown.stderr
     assert faulty_files(DataDir(organizer.data_dir)) == []
 

@@ -36,7 +36,7 @@ def test_a_newcomer_is_told_its_id_and_gets_in_once_it_is_on_the_roster(swarm: S
     assert organizer.status()["swarm"]["roster"] == 2
     assert STRANGER in run(organizer, "members")
 
-    outsider = cli("status", swarm.invite, "--timeout", "5")
+    outsider = cli("status", swarm.invite, "--timeout", "60")
     assert outsider.returncode == 77
     assert "roster" in outsider.stderr
 
