@@ -5,6 +5,7 @@ process makes them, in batches) or scored (swarm.rewards).
 """
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from swarm import model_files
 from swarm.config import NodeConfig, load_config
 from swarm.errors import DataError
-from swarm.export import choose, run_config
+from swarm.export import held, run_config
 from swarm.intervals import wilson
 from swarm.learner.calls import (
     CALL_TIMEOUT_S,
@@ -43,7 +44,7 @@ class EvalOptions:
     Attributes:
         swarm: whose prompts and terms.
         run: whose checkpoint; None: `changes` name a model.
-        step, last: which checkpoint (swarm.export.choose).
+        step, last: which checkpoint (swarm.export.held).
         changes: `section.key` to text.
         max_prompts: of each set; None: all.
     """
@@ -66,10 +67,32 @@ async def evaluate(options: EvalOptions) -> dict[str, Any]:
     started = time.monotonic()
     charter = load_charter(options.swarm, options.swarm.swarm_id)
     manifest = charter.manifest
-    sets = manifest.evaluation_sets
-    if not sets:
+    if not manifest.evaluation_sets:
         raise DataError(f"the swarm {manifest.name!r} has no held-out prompts")
-    config, row = _config(options)
+    config = _config(options)
+    with contextlib.ExitStack() as stack:
+        row, checkpoint = None, None
+        if options.run is not None:
+            row, checkpoint = stack.enter_context(
+                held(options.run, options.step, last=options.last)
+            )
+        results = await _accuracies(options, charter, config, checkpoint)
+    return {
+        "schema": SCHEMA,
+        "model": config.model.path,
+        "checkpoint": None if row is None else row["path"],
+        "step": None if row is None else row["step"],
+        "swarm": manifest.swarm_id.hex(),
+        "sets": results,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
+async def _accuracies(
+    options: EvalOptions, charter: Charter, config: NodeConfig, checkpoint: Path | None
+) -> dict[str, Any]:
+    """Of each evaluation set; `checkpoint`: its files' folder; None: the model as it is."""
+    manifest = charter.manifest
     model = await asyncio.to_thread(model_files.settle, config.model)
     config = config.model_copy(update={"model": model})
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(model.path))
@@ -82,12 +105,11 @@ async def evaluate(options: EvalOptions) -> dict[str, Any]:
                 grader = Grader(workers, tokenizer, manifest.reward)
                 rendered = {
                     name: await _rendered(options, ref, charter, tokenizer, model.path, workers)
-                    for name, ref in sets.items()
+                    for name, ref in manifest.evaluation_sets.items()
                 }
                 resume: dict[str, Any] = {}
-                if row is not None and options.run is not None:
-                    folder = str(options.run.checkpoints_dir)
-                    resume = {"resume": folder, "resume_step": row["step"]}
+                if checkpoint is not None:
+                    resume = {"resume": str(checkpoint.parent)}
                 arguments = init_arguments(config, manifest, Path(scratch)) | resume
                 del arguments["workload"]  # of training
                 await learner.call("init", timeout_s=CALL_TIMEOUT_S, training=False, **arguments)
@@ -110,25 +132,16 @@ async def evaluate(options: EvalOptions) -> dict[str, Any]:
                     }
         finally:
             await learner.close()
-    return {
-        "schema": SCHEMA,
-        "model": config.model.path,
-        "checkpoint": None if row is None else row["path"],
-        "step": None if row is None else row["step"],
-        "swarm": manifest.swarm_id.hex(),
-        "sets": results,
-        "seconds": round(time.monotonic() - started, 2),
-    }
+    return results
 
 
-def _config(options: EvalOptions) -> tuple[NodeConfig, dict[str, Any] | None]:
-    """The configuration to load the model with, and the checkpoint, if any."""
+def _config(options: EvalOptions) -> NodeConfig:
+    """The configuration to load the model with."""
     changes = options.changes or {}
     if options.run is None:
-        return load_config(None, changes), None
+        return load_config(None, changes)
     saved = run_config(options.run).model_dump(mode="json")
-    config = load_config(None, changes, environ={}, saved=saved)
-    return config, choose(options.run, options.step, last=options.last)
+    return load_config(None, changes, environ={}, saved=saved)
 
 
 async def _rendered(

@@ -1,20 +1,23 @@
 """Checkpoints for people: what a run keeps, and one of them as a plain Hugging Face folder.
 
-Owns: choosing a checkpoint, copying it, having an adapter merged. Does not know: tensors (a learner
-process merges).
+Owns: choosing a checkpoint, holding it while it is read, copying it, having an adapter merged.
+Does not know: tensors (a learner process merges).
 """
 
 import asyncio
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from swarm import checkpoint_files as files
 from swarm.config import NodeConfig, load_config
-from swarm.errors import DataError, SwarmError, TryAgainError, UsageError
+from swarm.errors import DataError, UsageError
 from swarm.learner.calls import CALL_TIMEOUT_S
 from swarm.learner.process import LearnerProcess
-from swarm.paths import RunDir, listed_checkpoints
+from swarm.paths import RunDir, draft_folder, listed_checkpoints
 
 SCHEMA = "swarm-node/checkpoints/1"
 
@@ -57,6 +60,55 @@ def choose(run: RunDir, step: int | None, *, last: bool = False) -> dict[str, An
     return (best or asked)[-1]
 
 
+@contextmanager
+def held(
+    run: RunDir, step: int | None, *, last: bool = False
+) -> Iterator[tuple[dict[str, Any], Path]]:
+    """The checkpoint of `choose`, for as long as it is read: the node that runs may delete it.
+
+    Yields:
+        Its row of `kept`, and a folder with its files, which is alone in its parent.
+
+    Raises:
+        UsageError: as `choose`.
+    """
+    try:
+        place = draft_folder(run.root, "reading")
+    except OSError:  # where nothing can be written, nothing is deleted either
+        row = choose(run, step, last=last)
+        yield row, Path(row["path"])
+        return
+    try:
+        row = _link_chosen(run, step, last, place)
+        yield row, place / Path(row["path"]).name
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _link_chosen(run: RunDir, step: int | None, last: bool, place: Path) -> dict[str, Any]:
+    while True:
+        row = choose(run, step, last=last)
+        source = Path(row["path"])
+        try:
+            shutil.copytree(source, place / source.name, copy_function=_link)
+            files.check_files(place / source.name, files.read_manifest(source)["files"])
+        except (OSError, DataError):
+            if source.is_dir():
+                raise
+            shutil.rmtree(place / source.name, ignore_errors=True)  # deleted just now
+        else:
+            return row
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+
+
 def model_part(checkpoint: Path) -> list[str]:
     """Names of a checkpoint's files that are the model's: weights or adapter, tokenizer, config.
 
@@ -86,28 +138,16 @@ def export(run: RunDir, checkpoint: Path, out: Path, *, merge: bool) -> None:
     """Write a checkpoint's model to a new folder, whole or not at all.
 
     Args:
-        checkpoint: one of the run's.
+        checkpoint: one of the run's, held.
         out: must not exist.
         merge: add a LoRA adapter to its model's weights; without effect on full training.
 
     Raises:
         UsageError: the folder exists.
         DataError: a file is damaged.
-        TryAgainError: the node that trains has deleted the checkpoint meanwhile.
     """
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name a new folder")
-    try:
-        _export(run, checkpoint, out, merge=merge)
-    except (OSError, SwarmError):
-        if checkpoint.exists():
-            raise
-        raise TryAgainError(
-            f"{checkpoint} was deleted meanwhile by the node that trains, for newer ones; try again"
-        ) from None
-
-
-def _export(run: RunDir, checkpoint: Path, out: Path, *, merge: bool) -> None:
     names = model_part(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".writing-{out.name}")

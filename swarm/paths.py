@@ -119,7 +119,16 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 _DRAFT_NAME = re.compile(r"\..+\.([0-9]{1,9})\.tmp")
-"""Of `write_atomic`, with the pid of the writer."""
+"""Of `write_atomic` and `draft_folder`, with the pid of the writer."""
+
+
+def draft_folder(parent: Path, purpose: str) -> Path:
+    """A new folder for this process's work; what a kill leaves goes when a node next starts.
+
+    Raises:
+        OSError: none can be made there.
+    """
+    return Path(tempfile.mkdtemp(prefix=f".{purpose}-", suffix=f".{os.getpid()}.tmp", dir=parent))
 
 
 def _runs_elsewhere(pid: int) -> bool:
@@ -279,7 +288,11 @@ class DataDir:
         for folder in ("", "swarms/*/", "swarms/*/prompts/", "swarms/*/runs/*/"):
             for path in self.root.glob(f"{folder}.*.tmp"):
                 writer = _DRAFT_NAME.fullmatch(path.name)
-                if writer and not _runs_elsewhere(int(writer[1])):
+                if writer is None or _runs_elsewhere(int(writer[1])):
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
                     path.unlink(missing_ok=True)
 
     def unlock(self) -> None:

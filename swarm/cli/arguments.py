@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swarm.errors import ExitCode, UsageError
+from swarm.errors import DataError, ExitCode, UsageError
+from swarm.terminal import printable
 
 Arguments = argparse.Namespace
 Verbs = Any
@@ -22,7 +23,8 @@ class Parser(argparse.ArgumentParser):
     """argparse with this project's error line."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\nsee `{self.prog} --help`", file=sys.stderr)  # noqa: T201 - the CLI prints
+        text = printable(f"{self.prog}: {message}\nsee `{self.prog} --help`")
+        print(text, file=sys.stderr)  # noqa: T201 - the CLI prints
         raise SystemExit(int(ExitCode.USAGE))
 
 
@@ -61,6 +63,17 @@ def seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError
     return value
+
+
+def count(text: str) -> int:
+    """An argument's number of things: at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, at least 1")
+    return min(value, sys.maxsize)
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -166,11 +179,18 @@ def run_dir_of(arguments: Arguments, name: str = "RUN") -> Any:
 
     Raises:
         UsageError: none is named, and there is none.
+        DataError: what is named is no run.
     """
     from swarm.paths import RunDir, user_path
 
     if arguments.run is not None:
-        return RunDir(user_path(arguments.run))
+        run = RunDir(user_path(arguments.run))
+        if not run.record_path.is_file():
+            raise DataError(
+                f"{run.root} is no run: it holds no {run.record_path.name}. "
+                "Runs are in <data dir>/swarms/<id>/runs/<number>"
+            )
+        return run
     data_dir = data_dir_of(arguments)
     if data_dir.newest_run is None:
         raise UsageError(f"no run in {data_dir.root} yet; name a run's folder as {name}")

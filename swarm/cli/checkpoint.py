@@ -73,13 +73,13 @@ def _list(arguments: Arguments) -> int:
 
 
 def _export(arguments: Arguments) -> int:
-    from swarm.export import choose, export
+    from swarm.export import export, held
     from swarm.paths import user_path
 
     run = run_dir_of(arguments)
-    row = choose(run, arguments.step, last=arguments.last)
     folder = user_path(arguments.out)
-    export(run, Path(row["path"]), folder, merge=arguments.merge)
+    with held(run, arguments.step, last=arguments.last) as (row, checkpoint):
+        export(run, checkpoint, folder, merge=arguments.merge)
     if arguments.json:
         out_json({"schema": "swarm-node/export/1", "out": str(folder), "checkpoint": row})
     else:

@@ -10,6 +10,7 @@ from swarm.cli.arguments import (
     add_data_dir,
     add_set,
     add_verb,
+    count,
     method_and_settings,
     run_dir_of,
     swarm_dir_of,
@@ -38,7 +39,7 @@ def add(verbs: Verbs) -> None:
     which = verb.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="the run's checkpoint of this step")
     which.add_argument("--last", action="store_true", help="the run's newest checkpoint")
-    verb.add_argument("--max-prompts", type=int, metavar="N", help="of each set; default: all")
+    verb.add_argument("--max-prompts", type=count, metavar="N", help="of each set; default: all")
     verb.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     add_set(verb)
     add_data_dir(verb)
@@ -48,8 +49,6 @@ def _eval(arguments: Arguments) -> int:
     from swarm.evaluation import EvalOptions, evaluate
     from swarm.intervals import with_interval
 
-    if arguments.max_prompts is not None and arguments.max_prompts < 1:
-        raise UsageError(f"--max-prompts {arguments.max_prompts}: at least 1")
     logging.basicConfig(level=logging.WARNING)
     changes = method_and_settings(arguments)
     run = _run(arguments)

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, count, data_dir_of
 from swarm.cli.output import out
 from swarm.errors import DataError, ExitCode
 from swarm.terminal import printable
@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
         "print the end of the node's log, or its learner's",
         "  swarm-node logs\n  swarm-node logs --follow\n  swarm-node logs --learner -n 200\n",
     )
-    logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="last N lines")
+    logs.add_argument("-n", "--lines", type=count, default=50, metavar="N", help="last N lines")
     logs.add_argument("-f", "--follow", action="store_true", help="and what comes, until Ctrl-C")
     logs.add_argument("--learner", action="store_true", help="of the newest run's learner")
     add_data_dir(logs)
@@ -38,7 +38,7 @@ def _logs(arguments: Arguments) -> int:
         raise DataError(
             f"{path}: cannot be read: {error.strerror or error}; a node writes it when it runs"
         ) from None
-    for line in lines[-arguments.lines :] if arguments.lines > 0 else []:
+    for line in lines[-arguments.lines :]:
         out(printable(line))
     if arguments.follow:
         _follow(path)

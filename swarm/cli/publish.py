@@ -1,13 +1,15 @@
 """The run's result for others: `swarm-node publish`."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, run_dir_of
 from swarm.cli.output import out, out_json
 from swarm.errors import DataError, ExitCode
 from swarm.paths import parse_json
+
+if TYPE_CHECKING:
+    from swarm.paths import RunDir
 
 
 def add(verbs: Verbs) -> None:
@@ -33,21 +35,29 @@ def add(verbs: Verbs) -> None:
 
 
 def _publish(arguments: Arguments) -> int:
-    from swarm.export import choose, export, model_part
-    from swarm.ledger import read_ledger
-    from swarm.publish import card, public_record, upload
-    from swarm.stored import load_charter
+    from swarm.export import held
 
     run = run_dir_of(arguments, "--run DIR")
     record = run.record()
     if record is None:
         raise DataError(f"{run.record_path}: no run is recorded there")
-    result = choose(run, arguments.step)
+    with held(run, arguments.step) as (row, checkpoint):
+        return _publish_checkpoint(arguments, run, record, row["step"], checkpoint)
+
+
+def _publish_checkpoint(
+    arguments: Arguments, run: "RunDir", record: dict[str, Any], step: int, checkpoint: Path
+) -> int:
+    from swarm.export import export, model_part
+    from swarm.ledger import read_ledger
+    from swarm.publish import card, public_record, upload
+    from swarm.stored import load_charter
+
     charter = load_charter(run.swarm_dir, bytes.fromhex(record["swarm"]))
     path = run.swarm_dir.ledger_path
     text = card(
         record,
-        result["step"],
+        step,
         _evaluations(run.metrics_path),
         read_ledger(path, record["peer_id"]) if path.exists() else None,
         swarm_name=charter.manifest.name,
@@ -56,23 +66,22 @@ def _publish(arguments: Arguments) -> int:
     if arguments.card:
         out(text.rstrip("\n"))
         return ExitCode.OK
-    checkpoint = Path(result["path"])
-    with TemporaryDirectory(prefix=".publishing-", dir=run.root) as temporary:
-        folder = checkpoint
-        if arguments.merge:
-            folder = Path(temporary) / "model"
-            export(run, checkpoint, folder, merge=True)
-        url = upload(
-            folder,
-            model_part(checkpoint) if folder == checkpoint else _files(folder),
-            text,
-            public_record(record),
-            arguments.repository,
-            private=not arguments.public,
-            message=f"Step {result['step']}",
-        )
+    folder, names = checkpoint, model_part(checkpoint)
+    if arguments.merge:
+        folder = checkpoint.parent / "merged"
+        export(run, checkpoint, folder, merge=True)
+        names = _files(folder)
+    url = upload(
+        folder,
+        names,
+        text,
+        public_record(record),
+        arguments.repository,
+        private=not arguments.public,
+        message=f"Step {step}",
+    )
     if arguments.json:
-        out_json({"schema": "swarm-node/published/1", "url": url, "step": result["step"]})
+        out_json({"schema": "swarm-node/published/1", "url": url, "step": step})
     else:
         out(url)
     return ExitCode.OK

@@ -9,6 +9,7 @@ from swarm.cli.arguments import (
     add_data_dir,
     add_set,
     add_verb,
+    count,
     method_and_settings,
     run_dir_of,
 )
@@ -49,7 +50,7 @@ def add(verbs: Verbs) -> None:
         help="begin after this step, from its checkpoint; 0: from the model's own weights; "
         "default: the first checkpoint that was kept",
     )
-    replay.add_argument("--steps", type=int, metavar="N", help="at most N steps")
+    replay.add_argument("--steps", type=count, metavar="N", help="at most N steps")
     replay.add_argument(
         "--out", type=Path, metavar="DIR", help="the replay's folder; default: one beside RUN"
     )
@@ -71,9 +72,8 @@ def add(verbs: Verbs) -> None:
 def _replay(arguments: Arguments) -> int:
     from swarm.replay.logged_run import LoggedRun
 
-    for flag, value, least in (("--from", arguments.start, 0), ("--steps", arguments.steps, 1)):
-        if value is not None and value < least:
-            raise UsageError(f"{flag} {value}: at least {least}")
+    if arguments.start is not None and arguments.start < 0:
+        raise UsageError(f"--from {arguments.start}: at least 0")
     changes = method_and_settings(arguments)
     if arguments.what_if and (changes or arguments.out or arguments.rollouts):
         raise UsageError(

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, swarm_dir_of
+from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, count, swarm_dir_of
 from swarm.cli.output import out, out_json, run_async
 from swarm.errors import ExitCode
 
@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
         kinds, "list", _list, "list groups, the newest first", "  swarm-node rollouts list\n"
     )
     listing.add_argument("--peer", default="", metavar="ID", help="of this publisher; its end does")
-    listing.add_argument("--limit", type=int, default=20, metavar="N")
+    listing.add_argument("--limit", type=count, default=20, metavar="N")
 
     show = add_verb(
         kinds,
@@ -47,7 +47,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node rollouts verify 4be1 77a0\n",
     )
     verify.add_argument("hashes", nargs="*", metavar="HASH")
-    verify.add_argument("--limit", type=int, default=100, metavar="N", help="without HASH")
+    verify.add_argument("--limit", type=count, default=100, metavar="N", help="without HASH")
     for verb in (listing, show, verify):
         verb.add_argument("--json", action="store_true", help="as JSON")
         add_data_dir(verb)

@@ -65,8 +65,10 @@ def _pause(arguments: Arguments) -> int:
 def _resume(arguments: Arguments) -> int:
     from swarm.control import control_request
 
-    control_request(data_dir_of(arguments).control_socket, "resume")
-    out("the model is being loaded; `swarm-node status` shows when it trains")
+    if control_request(data_dir_of(arguments).control_socket, "resume")["was_paused"]:
+        out("the model is being loaded; `swarm-node status` shows when it trains")
+    else:
+        out("the node was not paused; `swarm-node status` shows what it does")
     return ExitCode.OK
 
 

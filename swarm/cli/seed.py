@@ -11,6 +11,7 @@ from swarm.cli.arguments import (
     add_node_flags,
     add_verb,
     configured_data_dir,
+    count,
     flags_of,
 )
 from swarm.cli.output import configure_logging, out, out_json, run_async
@@ -137,7 +138,7 @@ def add(verbs: Verbs) -> None:
         "rewards, the share of groups that teach, truncation, and overlap with evaluation prompts",
     )
     seed.add_argument(
-        "--check-prompts", type=int, default=50, metavar="N", help="so many (default 50)"
+        "--check-prompts", type=count, default=50, metavar="N", help="so many (default 50)"
     )
     seed.add_argument("--json", action="store_true", help="of --check: the result as JSON")
     add_node_flags(seed)
@@ -178,8 +179,6 @@ def _check(arguments: Arguments, config: Any) -> int:
     """What a model gets for the prompts of a swarm that is not founded."""
     if not arguments.prompts:
         raise UsageError("--check needs prompts: seed PROMPTS --check MODEL")
-    if arguments.check_prompts < 1:
-        raise UsageError(f"--check-prompts {arguments.check_prompts}: 1 or more are right")
     configure_logging(config.node.log_level, None)
 
     from swarm import model_files

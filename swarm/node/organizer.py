@@ -145,7 +145,18 @@ class Organizer(Node):
         status["problems"] += filter(None, [self._lost_prompts()])
 
     def handlers(self) -> dict[str, Handler]:
-        return {**super().handlers(), "amend": self._amend}
+        return {
+            **super().handlers(),
+            "amend": self._amend,
+            "pause": self._nothing_to_pause,
+            "resume": self._nothing_to_pause,
+        }
+
+    async def _nothing_to_pause(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        raise UsageError(
+            "the node that runs here is an organizer: it has no model to pause; "
+            "`swarm-node stop` ends it"
+        )
 
     async def _amend(self, request: Mapping[str, Any]) -> dict[str, Any]:
         async with self._amending:  # two at once would both follow the same amendment

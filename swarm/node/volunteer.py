@@ -347,10 +347,11 @@ class Volunteer(Node):
         return {}
 
     async def _resume(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        was_paused = self.data_dir.paused_path.exists()
         self.data_dir.paused_path.unlink(missing_ok=True)
         if self.loop is not None:
             self.loop.held.clear()
-        return {}
+        return {"was_paused": was_paused}
 
     def _trains_alone(self) -> bool:
         """Whether this node trains and no other member samples."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rich.text import Text
 from swarm import model_files
 from swarm.config import NodeConfig
 from swarm.errors import DataError, RemoteProtocolError, UsageError
+from swarm.export import held
 from swarm.learner.calls import (
     CALL_TIMEOUT_S,
     greedy_arguments,
@@ -127,18 +129,21 @@ class _Replay:
         self._learner = learner
         reward = self._config.reward
         started = time.monotonic()
+        checkpoint = ExitStack()
         try:
+            resume = self._held_checkpoint(checkpoint)
             async with WorkerPool(reward.workers, reward.timeout_s) as workers:
                 self._grader = Grader(workers, tokenizer, self._charter.manifest.reward)
                 await learner.start()  # torch loads while the prompts are rendered
                 await self._load_prompts(tokenizer, workers)
-                resume = str(run.dir.checkpoints_dir)
-                await self._init(self._config, resume=resume, resume_step=self._start)
+                await self._init(self._config, resume=str(resume), resume_step=self._start)
+                checkpoint.close()
                 before = await self._accuracies()
                 rows = [await self._step(run.step(number)) for number in numbers]
                 after = await self._accuracies()
                 written = await self._checkpoint(after.get("held_out"))
         finally:
+            checkpoint.close()
             await learner.close()
             self._out.delete_handover()
         result = {
@@ -160,6 +165,13 @@ class _Replay:
         }
         write_json(self._out.root / "result.json", result)
         return result
+
+    def _held_checkpoint(self, stack: ExitStack) -> Path:
+        """The folder of the checkpoint to begin with; the run's, of which none is loaded, for 0."""
+        if not self._start:
+            return self._run.dir.checkpoints_dir
+        _, checkpoint = stack.enter_context(held(self._run.dir, self._start))
+        return checkpoint.parent
 
     # -- what is needed --------------------------------------------------------------------------
 

@@ -229,3 +229,33 @@ def test_a_demo_out_of_bounds(asked: Ask, tmp_path: Path, option: str, value: st
 
 def test_a_demo_folder_that_cannot_be(asked: Ask) -> None:
     refused(asked("demo", "--out", "/dev/null"), 78, "/dev/null")
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "9" * 30, "\x1b[31m"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("rollouts", "list", "--limit"),
+        ("rollouts", "verify", "--limit"),
+        ("logs", "-n"),
+        ("eval", "--max-prompts"),
+        ("replay", "--steps"),
+        ("seed", "x.jsonl", "--check-prompts"),
+    ],
+)
+def test_how_many(asked: Ask, data_dir: Path, verb: tuple[str, ...], value: str) -> None:
+    result = asked(*verb, value, "--data-dir", str(data_dir))
+    if value.isdigit() and int(value):  # as many as there are; here is nothing at all
+        assert result.returncode in (2, 78)
+        assert "at least" not in result.stderr
+    else:
+        refused(result, 2, "at least 1")
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", [("checkpoint", "list"), ("checkpoint", "export", "--out", "x"), ("replay",)]
+)
+def test_a_folder_that_is_no_run(asked: Ask, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        refused(asked(*verb, str(folder)), 78, str(folder), "is no run")

@@ -214,7 +214,6 @@ def test_replay_without_a_run(data_dir: Path, tmp_path: Path) -> None:
         (("--method", "ppo"), ("ppo", "ftis")),
         (("--set", "ftis"), ("--set ftis",)),
         (("--from", "-1"), ("--from -1",)),
-        (("--steps", "0"), ("--steps 0",)),
         (("--what-if", "g=1", "--method", "nois"), ("--what-if", "--method")),
     ],
 )

@@ -219,6 +219,14 @@ def test_a_paused_node_frees_its_learner_and_stays(swarm: Swarm, ada: Node) -> N
     wait_until(lambda: ada.status()["activity"]["doing"] == "finished", "goes on", swarm.nodes)
     assert ada.step == 25
     assert page(ada, "/readyz")[0] == 200
+    assert "not paused" in cli("resume", *here).stdout
+
+
+def test_an_organizer_has_nothing_to_pause(swarm: Swarm) -> None:
+    for verb in ("pause", "resume"):
+        result = cli(verb, "--data-dir", str(swarm.nodes[0].data_dir))
+        assert result.returncode == 2
+        assert "no model to pause" in result.stderr
 
 
 def test_a_bug_report_tells_nothing_private(swarm: Swarm, ada: Node, tmp_path: Path) -> None:

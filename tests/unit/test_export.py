@@ -1,6 +1,7 @@
 """Listing checkpoints, and exporting one so that plain transformers loads it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from tiny_model import STOP_ID
 from swarm import checkpoint_files
 from swarm.cli.main import main
 from swarm.config import ModelSection, NodeConfig
-from swarm.errors import TryAgainError, UsageError
-from swarm.export import choose, export, kept
-from swarm.paths import RunDir
+from swarm.errors import UsageError
+from swarm.export import choose, export, held, kept
+from swarm.paths import DataDir, RunDir
 from swarm.rl import checkpoint
 from swarm.rl.policy import Policy
 
@@ -75,7 +76,7 @@ def test_list_names_step_accuracy_size_and_the_best(
 
 
 def test_checkpoints_that_are_deleted_while_they_are_read(
-    run: tuple[RunDir, Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: tuple[RunDir, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that trains writes newer ones, and keeps some."""
     run_dir, _ = run
@@ -87,13 +88,9 @@ def test_checkpoints_that_are_deleted_while_they_are_read(
             shutil.rmtree(path.parent)
         return sha256(path)
 
-    chosen = choose(run_dir, 1)
     monkeypatch.setattr(checkpoint_files, "sha256", deletes_and_reads)
-    with pytest.raises(TryAgainError, match="step-00000001 was deleted meanwhile"):
-        export(run_dir, Path(chosen["path"]), tmp_path / "out", merge=False)
-    assert not first.exists()
-    assert not list(tmp_path.glob("*out*"))
     assert [row["step"] for row in kept(run_dir)] == [3]
+    assert not first.exists()
     assert not second.exists()
 
 
@@ -160,3 +157,53 @@ def test_adapter_is_exported_as_it_is_without_merge(
     again = Policy.load(section, seed=5)
     expected = policy.hidden_states(IDS)
     torch.testing.assert_close(again.hidden_states(IDS), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_read_stays_whole_whatever_the_node_deletes(
+    run: tuple[RunDir, Policy], tmp_path: Path
+) -> None:
+    """A node that trains deletes checkpoints while one is exported, evaluated or uploaded."""
+    run_dir, _ = run
+    with held(run_dir, None) as (row, folder):
+        shutil.rmtree(row["path"])
+        export(run_dir, folder, tmp_path / "out", merge=False)
+        assert checkpoint.newest_whole(folder.parent) is not None
+    assert row["step"] == 2
+    assert not folder.exists()
+
+
+def test_one_that_is_deleted_before_it_is_held_gives_way_to_the_next(
+    run: tuple[RunDir, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, _ = run
+    link = os.link
+
+    def deleted(source: str, target: str) -> None:
+        if "step-00000002" in source:
+            shutil.rmtree(Path(source).parent)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", deleted)
+    with held(run_dir, None) as (row, _):
+        assert row["step"] == 3
+
+
+def test_without_hard_links_the_files_are_copied(
+    run: tuple[RunDir, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: str, target: str) -> None:
+        raise PermissionError(source)
+
+    monkeypatch.setattr(os, "link", no_links)
+    with held(run[0], 1) as (_, folder):
+        assert checkpoint.newest_whole(folder.parent) is not None
+
+
+def test_what_a_killed_reader_held_goes_when_a_node_starts(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    run_dir = RunDir.create(tmp_path / "swarms" / "ab" / "runs" / "0001")
+    left = run_dir.root / ".reading-x.4194305.tmp"  # above Linux's highest pid
+    (left / "step-00000002").mkdir(parents=True)
+    data_dir.lock()
+    data_dir.unlock()
+    assert not left.exists()
