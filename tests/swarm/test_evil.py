@@ -9,6 +9,7 @@ import pytest
 from nodes import Node, Swarm, cli, sums, wait_until, write_prompts
 
 from swarm.evil.attacks import PROOF, Attack
+from swarm.protocol.reasons import PROVABLE_REASONS
 
 
 @pytest.fixture
@@ -48,7 +49,8 @@ def test_what_can_be_proven_is_quarantined(swarm: Swarm) -> None:
     for node in honest:
         for attack, peer in ids.items():
             theirs = row(node, peer)
-            assert set(theirs["rejected"]) == {PROOF[attack]}
+            # Who just came may besides be refused for what is no offence, such as ownership.
+            assert PROVABLE_REASONS & set(theirs["rejected"]) == {PROOF[attack]}
             assert (theirs["accepted"], theirs["samples_trained"]) == (0, 0)
             assert peer not in node.trained_on()
         others = {other.peer_id for other in honest if other is not node}
@@ -58,12 +60,12 @@ def test_what_can_be_proven_is_quarantined(swarm: Swarm) -> None:
 
 def test_what_cannot_be_proven_is_told_by_the_demo(tmp_path: Path) -> None:
     attack = ("--evil", "1", "--attack", "poison")
-    done = cli("demo", "--nodes", "2", "--steps", "8", *attack, "--json", "--out", str(tmp_path))
+    done = cli("demo", "--nodes", "2", "--steps", "16", *attack, "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert [node["name"] for node in results["nodes"]] == ["small", "large"]
     for node in results["nodes"]:
-        assert node["steps"] >= 8
+        assert node["steps"] >= 16  # time enough for one that started last to be heard of
         assert node["foreign_samples_trained"] > 0
     (evil,) = results["evil"]
     assert (evil["name"], evil["attack"], evil["proof"]) == ("evil", "poison", None)

@@ -14,7 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 from examined import faulty_files
-from nodes import LOOPBACK, Node, Swarm, cli, settings, sums, wait_until, write_prompts
+from nodes import (
+    LOOPBACK,
+    Node,
+    Swarm,
+    cli,
+    command_line,
+    settings,
+    sums,
+    wait_until,
+    write_prompts,
+)
 
 from swarm.paths import DataDir
 
@@ -33,6 +43,12 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 def trains_on(node: Node, steps: int = 2) -> None:
     step = node.step
     wait_until(lambda: node.step >= step + steps, f"{node.name} trains on", [node])
+
+
+def replaced(node: Node, word: str, pid: int) -> bool:
+    """Whether a node has a child of this kind again, after that one."""
+    found = [child.pid for child in node.children() if word in command_line(child)]
+    return bool(found) and pid not in found
 
 
 def running(swarm: Swarm) -> set[str]:
@@ -156,7 +172,7 @@ def test_a_process_of_a_node_is_killed(swarm: Swarm, child: str) -> None:
     if child == "swarm.rl.learner":
         wait_until(lambda: bool(node.status()["problems"]), "status says so", [node])
     trains_on(node)
-    assert node.child(child).pid != victim.pid
+    wait_until(lambda: replaced(node, child, victim.pid), "there is another one", [node])
     assert node.peer_id == peer_id
     trains_on(other)
     seen = len([s for s in node.steps() for g in s["groups"] if g["publisher"] == other.peer_id])
@@ -168,7 +184,7 @@ def test_a_process_of_a_node_is_killed(swarm: Swarm, child: str) -> None:
         "it trains on the other's groups again",
         [node, other],
     )
-    assert node.status()["problems"] == []
+    wait_until(lambda: not node.status()["problems"], "all is well", [node])
     for table in (node.status()["peers"], other.status()["peers"]):
         assert [peer for peer in table if peer["strikes"] > 0] == []
 
@@ -283,6 +299,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
     wait_until(lambda: len(node.run_dir.checkpoints()) >= 2, "two checkpoints", [node])
     peer_id = node.peer_id
     node.kill()
+    assert node.leftovers() == []  # its learner may be writing another one
     *_, (older, _), (newest, path) = node.run_dir.checkpoints().items()
     weights = path / "model.safetensors"
     data = bytearray(weights.read_bytes())
