@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +41,8 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 }
 """The paper's names for combinations of importance weight and filter, as `--method` takes them."""
 
+MAX_INTEGER = 2**63 - 1
+
 Positive = Annotated[int, Field(ge=1)]
 Multiaddress = Annotated[
     str, Field(max_length=256, pattern=r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/\S+$")
@@ -51,10 +53,27 @@ MemberAddress = Annotated[
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 
+def _flat(value: Any) -> Iterator[Any]:
+    """The values in nested tuples, or the value itself."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
 class Section(BaseModel):
     """Base of every section: immutable, unknown fields refused, no silent type conversion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_messages(cls, value: Any) -> Any:
+        """Node and learner pass settings on as MessagePack, whose integers have 64 bits."""
+        if any(isinstance(item, int) and item > MAX_INTEGER for item in _flat(value)):
+            raise ValueError(f"must be at most {MAX_INTEGER}")
+        return value
 
 
 class NodeSection(Section):

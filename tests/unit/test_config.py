@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from swarm.config import METHODS, FtisSection, NodeConfig, Section, load_config, render_example
@@ -272,6 +273,18 @@ def test_other_schedules_are_refused(bad: str, says: str) -> None:
     message = refused(None, {"ftis.kl_threshold_schedule": bad})
     assert message.startswith("command line: ftis.kl_threshold_schedule")
     assert says in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("train.max_steps", "{}"), ("ftis.kl_threshold_schedule", "[[0,1],[{},2]]")],
+)
+def test_integers_that_no_message_to_the_learner_can_carry(field: str, value: str) -> None:
+    largest = load_config(None, {field: value.format(2**63 - 1)}, {})
+    msgpack.packb(largest.model_dump(mode="json"))
+    message = refused(None, {field: value.format(2**63)})
+    assert field in message
+    assert f"at most {2**63 - 1}" in message
 
 
 @pytest.mark.parametrize("method", METHODS)
