@@ -42,6 +42,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 """The paper's names for combinations of importance weight and filter, as `--method` takes them."""
 
 MAX_INTEGER = 2**63 - 1
+MAX_FLOAT = 3.4e38
 
 Positive = Annotated[int, Field(ge=1)]
 Multiaddress = Annotated[
@@ -69,10 +70,12 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _fits_into_messages(cls, value: Any) -> Any:
-        """Node and learner pass settings on as MessagePack, whose integers have 64 bits."""
-        if any(isinstance(item, int) and item > MAX_INTEGER for item in _flat(value)):
-            raise ValueError(f"must be at most {MAX_INTEGER}")
+    def _has_room(cls, value: Any) -> Any:
+        """Settings go to the learner in integers of 64 bits, and meet tensors in float32."""
+        for item in _flat(value):
+            largest = MAX_INTEGER if isinstance(item, int) else MAX_FLOAT
+            if isinstance(item, int | float) and item > largest:
+                raise ValueError(f"must be at most {largest}")
         return value
 
 
