@@ -256,7 +256,7 @@ def _read_sets(options: SeedOptions) -> dict[str, list[Sourced]]:
         if not training:
             raise DataError(
                 f"{', '.join(options.prompts)}: nothing is left to train on with "
-                f"--held-out-fraction {options.held_out_fraction}"
+                f"--held-out-fraction {options.held_out_fraction}; give more prompts, or 0"
             )
     if options.out_of_distribution is not None:
         sets["out_of_distribution"] = prompt_sources.read([options.out_of_distribution], shared)

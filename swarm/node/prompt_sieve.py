@@ -17,7 +17,7 @@ from swarm.protocol.charter import Charter
 from swarm.protocol.manifest import RewardSpec, TemplateSpec
 from swarm.protocol.prompts import Prompt, content_digest
 from swarm.rewards.reward import Spec
-from swarm.rewards.workers import WorkerPool
+from swarm.rewards.workers import RewardError, WorkerPool
 from swarm.stored import load_prompts
 from swarm.text.tokenizer import Tokenizer
 
@@ -141,12 +141,17 @@ class Terms:
 
     async def usable(self, items: Sequence[Sourced], sieve: Sieve) -> RenderedSet:
         """Those prompts whose length and answer are right, rendered."""
-        places = [item.where for item in items]
-        prompts = [
-            replace(item.prompt, reward=await self.rewards.named_by(item))
-            for item in items
-            if item.prompt is not None
-        ]
+        places, prompts = [], []
+        for item in items:
+            if item.prompt is None:
+                continue
+            try:
+                reward = await self.rewards.named_by(item)
+            except RewardError as error:
+                sieve.fault(item.where, f"its reward: {error.detail}")
+                continue
+            places.append(item.where)
+            prompts.append(replace(item.prompt, reward=reward))
         rendered = await render(
             prompts, self.template.text, self.template.system, self.tokenizer, self.workers
         )
@@ -185,7 +190,12 @@ class Terms:
                 if (prompt.reward or self.rewards.default) == reward
             ]
             answers = [prompts[place].answer for place in own]
-            checked = await self.rewards.judges.check_answers(reward, answers)
+            try:
+                checked = await self.rewards.judges.check_answers(reward, answers)
+            except RewardError as error:
+                if reward == self.rewards.default:
+                    raise
+                checked = [error.detail] * len(own)
             for place, fault in zip(own, checked, strict=True):
                 faults[place] = fault
         return faults

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
+import torch
 
 from swarm.config import METHODS, FtisSection, NodeConfig, Section, load_config, render_example
 from swarm.errors import ConfigError, ExitCode
@@ -276,15 +277,23 @@ def test_other_schedules_are_refused(bad: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("train.max_steps", "{}"), ("ftis.kl_threshold_schedule", "[[0,1],[{},2]]")],
+    ("field", "value", "largest", "above"),
+    [
+        ("train.max_steps", "{}", str(2**63 - 1), str(2**63)),
+        ("ftis.kl_threshold_schedule", "[[0,1],[{},2]]", str(2**63 - 1), str(2**63)),
+        ("ftis.clip_max", "{}", "3.4e+38", "1e39"),
+        ("ftis.kl_threshold_schedule", "[[0,{}]]", "3.4e+38", "1e39"),
+    ],
 )
-def test_integers_that_no_message_to_the_learner_can_carry(field: str, value: str) -> None:
-    largest = load_config(None, {field: value.format(2**63 - 1)}, {})
-    msgpack.packb(largest.model_dump(mode="json"))
-    message = refused(None, {field: value.format(2**63)})
+def test_numbers_too_large_for_the_learner(
+    field: str, value: str, largest: str, above: str
+) -> None:
+    taken = load_config(None, {field: value.format(largest)}, {})
+    msgpack.packb(taken.model_dump(mode="json"))
+    torch.ones(1).clamp(max=taken.ftis.clip_max)
+    message = refused(None, {field: value.format(above)})
     assert field in message
-    assert f"at most {2**63 - 1}" in message
+    assert f"at most {largest}" in message
 
 
 @pytest.mark.parametrize("method", METHODS)

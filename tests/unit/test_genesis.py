@@ -207,6 +207,36 @@ async def test_a_reward_that_cannot_be_is_refused(
         await seed(tokenizer, path, reward=reward, reward_params=params)
 
 
+async def test_prompts_whose_own_reward_cannot_be_are_named(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    own: list[tuple[Any, str]] = [
+        ({"name": "nope"}, "its reward: .*'nope'"),
+        ({"name": "regex", "params": {"pattern": "("}}, "its reward: .*"),
+    ]
+    for reward, says in own:
+        path = write(tmp_path / "a.jsonl", *sums(1), {**sums(2)[0], "reward": reward})
+        with pytest.raises(DataError, match=f"{path}:2: {says}"):
+            await seed(tokenizer, path)
+        assert (await seed(tokenizer, path, drop_bad=True)).left_out == 1
+
+
+async def test_an_own_reward_that_hangs_on_an_answer_is_named(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_answers = WorkerPool.check_answers
+
+    async def hangs(self: WorkerPool, reward: Any, answers: Any) -> list[str]:
+        if reward.name == "exact":
+            raise RewardError("timeout", "killed after 10 s")
+        return await check_answers(self, reward, answers)
+
+    monkeypatch.setattr(WorkerPool, "check_answers", hangs)
+    path = write(tmp_path / "a.jsonl", *sums(1), {**sums(2)[0], "reward": {"name": "exact"}})
+    with pytest.raises(DataError, match=rf"{path}:2: .*killed after 10 s \(reward exact\)"):
+        await seed(tokenizer, path)
+
+
 async def test_a_member_without_a_reward_is_told_what_to_install(
     tokenizer: Path, tmp_path: Path
 ) -> None:
