@@ -123,14 +123,13 @@ def _from_hub(name: str, options: Mapping[str, str]) -> Iterator[Sourced]:
     from datasets.exceptions import DatasetsError
 
     folder = user_path(path)
+    place = str(folder) if folder.is_dir() else path
+    config, revision = options.get("config") or None, options.get("revision") or None
     try:
-        rows = datasets.load_dataset(
-            str(folder) if folder.is_dir() else path,
-            options.get("config") or None,
-            split=split,
-            revision=options.get("revision") or None,
-        )
+        rows = datasets.load_dataset(place, config, split=split, revision=revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        if config is None and isinstance(error, ValueError):
+            _refuse_ambiguous(name, place, revision)
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"{name}: split {split!r} is neither in the cache here nor to be had from the Hub "
@@ -145,6 +144,18 @@ def _from_hub(name: str, options: Mapping[str, str]) -> Iterator[Sourced]:
     for number, row in enumerate(rows, start=1):
         fields = {field: _plain(row[column]) for field, column in columns.items()}
         yield _made(f"{name}/{split}:{number}", fields)
+
+
+def _refuse_ambiguous(name: str, place: str, revision: str | None) -> None:
+    """Of a data set that could not be read without `config`: whether that is what it lacks."""
+    from datasets import get_dataset_config_names, get_dataset_default_config_name
+
+    if get_dataset_default_config_name(place, revision=revision) is None:
+        configs = get_dataset_config_names(place, revision=revision)
+        raise UsageError(
+            f"{name}: the data set has the configurations {', '.join(configs)}; name one: "
+            f"'{name}?config={configs[0]}'"
+        )
 
 
 def _columns(name: str, text: str) -> dict[str, str]:

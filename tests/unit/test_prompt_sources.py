@@ -128,6 +128,19 @@ def test_what_is_wrong_with_a_data_set_is_named(
         read([f"hf:{folder}"], options)
 
 
+def test_a_data_set_of_several_configurations_asks_for_one(folder: Path) -> None:
+    """As openai/gsm8k has them; a default one would be taken."""
+    read_me = "configs:\n- {config_name: main, data_files: train.jsonl}\n"
+    read_me += "- {config_name: other, data_files: test.jsonl}\n"
+    (folder / "README.md").write_text(f"---\n{read_me}---\n")
+    says = rf"configurations main, other; name one: 'hf:{folder}\?config=main'"
+    with pytest.raises(UsageError, match=says):
+        read([f"hf:{folder}"], {"map": "prompt=question,answer=level"})
+    (only,) = read([f"hf:{folder}?config=other&map=prompt=question,answer=level"])
+    assert only.prompt is not None
+    assert only.prompt.prompt == "3 + 3?"
+
+
 def test_without_a_network_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
