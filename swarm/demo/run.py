@@ -139,7 +139,7 @@ def summarize(
                 "accuracy_end": training.get("accuracy"),
                 "accuracies": training.get("accuracies", []),
                 "groups_made": training.get("groups_made", 0),
-                "groups_fetched": exchange.get("groups_accepted", 0),
+                "groups_fetched": exchange.get("groups_fetched", 0),
                 "groups_rejected": exchange.get("groups_rejected", 0),
                 "rejected_by_reason": exchange.get("rejected_by_reason", {}),
                 "own_samples_trained": training.get("own_samples_trained", 0),

@@ -66,7 +66,7 @@ def live_view(
             Text(sparkline(curve, 16), "green"),
             share(sum(recent) / len(recent) if recent else None),
             str(training.get("groups_made", 0)),
-            str(exchange.get("groups_accepted", 0)),
+            str(exchange.get("groups_fetched", 0)),
             str(training.get("samples_filtered", 0)),
             str(exchange.get("groups_rejected", 0)),
             f"{exchange.get('bytes_per_token') or 0:.1f}",
