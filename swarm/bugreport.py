@@ -4,7 +4,7 @@ Owns: what goes in and what is taken out of it. Does not know: how each part is 
 
 Never in it: the identity's key, prompts, completions, weights. Replaced by marks that stay the same
 within one report: addresses, peer ids, invites, tokens of other services, the names of the host,
-the user and the home folder.
+the user and the home folder, and those that members and swarms go by.
 """
 
 import getpass
@@ -29,6 +29,10 @@ _PATTERNS = (
     ("ip", re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])")),
     ("ip", re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:)+:(?:[0-9a-fA-F]{1,4}:?)*(?![\w:])")),
     ("name", re.compile(r"(?<=/dns/)[^/\s]+|(?<=/dns4/)[^/\s]+|(?<=/dns6/)[^/\s]+")),
+    # What a node or a swarm calls itself: in JSON; in the log (swarm.node.membership, .member).
+    ("name", re.compile(r'(?<="name": ")(?:[^"\\]|\\.)+(?=")')),
+    ("name", re.compile(r"""(?<=\(['"]).+(?=['"]\) is here$)""", re.MULTILINE)),
+    ("name", re.compile(r"""(?<=in the swarm ['"]).+(?=['"] \([0-9a-f]{16}\): )""")),
 )
 _HARMLESS = {"127.0.0.1", "0.0.0.0"}
 
@@ -66,14 +70,14 @@ class Redactor:
         return self._marks[found]
 
 
-def names_here(node_name: str = "") -> dict[str, str]:
+def names_here() -> dict[str, str]:
     """What tells this machine and its user: mark to word."""
     names = {"home": str(Path.home()), "host": socket.gethostname()}
     try:
         names["user"] = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
         names["user"] = ""
-    return {**names, "node": node_name}
+    return names
 
 
 def tail(path: Path) -> str:

@@ -1,6 +1,6 @@
 """What several verbs share of their arguments: flags, and how they become settings of node.toml.
 
-Owns: the parser class, the data directory, `--set`. Does not know: any verb.
+Owns: the parser class, the data directory, `--set`, what a join joins. Does not know: any verb.
 """
 
 import argparse
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -157,6 +158,46 @@ def configured_data_dir(config: Any) -> Any:
     from swarm.paths import DataDir, default_data_dir
 
     return DataDir(Path(config.node.data_dir) if config.node.data_dir else default_data_dir())
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What `join` with some arguments joins, and how.
+
+    Attributes:
+        config: the settings (swarm.config.NodeConfig).
+        data_dir: of these settings (swarm.paths.DataDir).
+        swarm_id: of the invite, else of the swarm joined last; None where there is neither.
+        addresses: the invite's.
+    """
+
+    config: Any
+    data_dir: Any
+    swarm_id: bytes | None
+    addresses: tuple[str, ...]
+
+
+def joining(arguments: Arguments) -> Joining:
+    """What `join` with these arguments joins: flags, node.toml, an invite in either, else the last
+    swarm; without a node.toml with the settings of the last join.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        DataError: the settings of the last join are damaged.
+        UsageError: the invite is damaged.
+    """
+    from swarm.config import load_config
+    from swarm.protocol.invite import Invite
+
+    flags = flags_of(arguments)
+    config = load_config(arguments.config, flags)
+    data_dir = configured_data_dir(config)
+    text = arguments.invite or config.node.invite
+    invite = Invite.decode(text) if text else None
+    swarm_id = data_dir.current if invite is None else invite.swarm_id
+    if arguments.config is None and swarm_id is not None:
+        config = load_config(None, flags, saved=data_dir.swarm(swarm_id).saved_config())
+    return Joining(config, data_dir, swarm_id, () if invite is None else invite.addresses)
 
 
 def swarm_dir_of(arguments: Arguments) -> Any:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.cli.arguments import (
     Arguments,
+    Joining,
     Verbs,
     add_data_dir,
     add_set,
     add_verb,
-    data_dir_of,
-    flags_of,
+    joining,
     seconds,
 )
 from swarm.cli.output import out, out_json, run_async
@@ -64,12 +64,12 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
     from swarm.errors import ConfigError, DataError
 
     yield machine.python()
-    data_dir = data_dir_of(arguments)
     try:
-        config = _config(arguments, data_dir)
+        chosen = joining(arguments)
     except (ConfigError, DataError) as error:
         yield failed("configuration", str(error), "mend it", error.exit_code)
         return
+    config, data_dir = chosen.config, chosen.data_dir
     yield ok("configuration", str(arguments.config or "as joined last, or the defaults"))
     yield machine.packages()
     device, probed = machine.device(config)
@@ -81,51 +81,32 @@ def _findings(arguments: Arguments) -> Iterator["Finding"]:
     yield machine.ports(config, node_runs=status is not None)
     yield run_async(machine.data_path())
     if not arguments.offline:
-        yield from _network(arguments, data_dir, config, status, probed)
+        yield from _network(chosen, status, probed, arguments.timeout)
 
 
 def _network(
-    arguments: Arguments,
-    data_dir: Any,
-    config: Any,
-    status: dict[str, Any] | None,
-    probed: dict[str, Any],
+    chosen: Joining, status: dict[str, Any] | None, probed: dict[str, Any], timeout_s: float
 ) -> Iterator["Finding"]:
     from swarm.doctor import network
     from swarm.doctor.findings import skipped
     from swarm.doctor.memory import memory
-    from swarm.protocol.invite import Invite
 
-    if arguments.invite is not None:
-        invite = Invite.decode(arguments.invite)
-        swarm_id, addresses = invite.swarm_id, list(invite.addresses)
-    elif data_dir.current is not None:
-        swarm_id = data_dir.current
-        addresses = [*config.network.bootstrap, *data_dir.swarm(swarm_id).load_peers()]
-    else:
+    config, swarm_id = chosen.config, chosen.swarm_id
+    if swarm_id is None:
         yield skipped("swarm", "none was joined here; give an invite: doctor swarm1...")
         return
+    known = chosen.data_dir.swarm(swarm_id).load_peers
+    addresses = list(chosen.addresses) or [*config.network.bootstrap, *known()]
     if not addresses:
         yield skipped("swarm", "no member has been seen yet")
         return
-    examination = run_async(network.examine(swarm_id, addresses, arguments.timeout))
+    examination = run_async(network.examine(swarm_id, addresses, timeout_s))
     yield from network.bootstrap(examination)
     yield network.clock(examination.skew_s)
     yield network.terms(examination)
     yield network.tokenizer(examination.charter, config)
     yield memory(config, examination.charter, probed)
     yield network.reachability(status, config)
-
-
-def _config(arguments: Arguments, data_dir: Any) -> Any:
-    """What a join with these arguments would use."""
-    from swarm.config import load_config
-
-    flags = flags_of(arguments)
-    saved = None
-    if arguments.config is None and arguments.invite is None and data_dir.current is not None:
-        saved = data_dir.swarm(data_dir.current).saved_config()
-    return load_config(arguments.config, flags, saved=saved)
 
 
 _MARKS = {"ok": "ok", "skipped": "-", "warning": "warn", "failed": "FAIL"}

@@ -10,8 +10,7 @@ from swarm.cli.arguments import (
     Verbs,
     add_node_flags,
     add_verb,
-    configured_data_dir,
-    flags_of,
+    joining,
 )
 from swarm.cli.output import configure_logging, run_async
 from swarm.errors import ExitCode, UsageError
@@ -63,26 +62,12 @@ def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
         arguments: the verb's.
         volunteer: makes the node; takes what `Volunteer` takes.
     """
-    from swarm.config import load_config
-    from swarm.protocol.invite import Invite
-
-    flags = flags_of(arguments)
-    config = load_config(arguments.config, flags)
-    data_dir = configured_data_dir(config)
-    text = arguments.invite or config.node.invite
-    if text:
-        invite = Invite.decode(text)
-        swarm_id, addresses = invite.swarm_id, invite.addresses
-    else:
-        current = data_dir.current
-        if current is None:
-            raise UsageError(
-                f"no swarm has been joined in {data_dir.root} yet; give an invite: join swarm1..."
-            )
-        swarm_id, addresses = current, ()
-    swarm_dir = data_dir.swarm(swarm_id)
-    if arguments.config is None:
-        config = load_config(None, flags, saved=swarm_dir.saved_config())
+    chosen = joining(arguments)
+    config, data_dir = chosen.config, chosen.data_dir
+    if chosen.swarm_id is None:
+        raise UsageError(
+            f"no swarm has been joined in {data_dir.root} yet; give an invite: join swarm1..."
+        )
     data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
 
@@ -90,8 +75,8 @@ def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
         node = volunteer(
             config,
             data_dir,
-            swarm_id=swarm_id,
-            addresses=addresses,
+            swarm_id=chosen.swarm_id,
+            addresses=chosen.addresses,
             fail_fast=arguments.fail_fast,
             new_run=arguments.new_run,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from swarm import __version__
 from swarm.cli.arguments import Arguments, Verbs, add_data_dir, add_verb, data_dir_of
-from swarm.cli.output import out
+from swarm.cli.output import out, out_json
 from swarm.errors import ConfigError, ExitCode
 
 
@@ -24,7 +24,14 @@ def add_init(verbs: Verbs) -> None:
 
 def add_version(verbs: Verbs) -> None:
     """Declare `version`."""
-    add_verb(verbs, "version", _version, "print versions", "  swarm-node version\n")
+    version = add_verb(
+        verbs,
+        "version",
+        _version,
+        "print versions",
+        "  swarm-node version\n  swarm-node version --json\n",
+    )
+    version.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _init(arguments: Arguments) -> int:
@@ -50,15 +57,18 @@ def _init(arguments: Arguments) -> int:
     return ExitCode.OK
 
 
-def _version(_: Arguments) -> int:
+def _version(arguments: Arguments) -> int:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    lines = [f"swarm-node {__version__}", f"python {platform.python_version()}"]
+    versions = {"swarm-node": __version__, "python": platform.python_version()}
     for name in ("hivemind", "torch", "transformers", "peft", "vllm"):
         try:
-            lines.append(f"{name} {version(name)}")
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    out("\n".join(lines))
+    if arguments.json:
+        out_json({"schema": "swarm-node/version/1", "versions": versions})
+    else:
+        out("\n".join(f"{name} {number}" for name, number in versions.items()))
     return ExitCode.OK

@@ -138,11 +138,12 @@ def reachability(status: Mapping[str, Any] | None, config: NodeConfig) -> Findin
             f"network.use_relay = true (is {str(config.network.use_relay).lower()}) and have a "
             "member with a public address",
         )
-    return warning(
-        "reachable",
-        "only from this machine",
-        f"set network.host to 0.0.0.0 (is {config.network.host})",
-    )
+    host = config.network.host
+    if ipaddress.IPv4Address(host).is_loopback:
+        fix = f"set network.host to 0.0.0.0 (is {host})"
+    else:
+        fix = f"connect this machine to a network: it listens on {host} and has no other address"
+    return warning("reachable", "only from this machine", fix)
 
 
 def tokenizer(charter: Charter | None, config: NodeConfig) -> Finding:

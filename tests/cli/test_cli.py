@@ -281,6 +281,14 @@ def test_console_script_is_installed() -> None:
     assert shutil.which("swarm-node", path=str(Path(sys.executable).parent))
 
 
+def test_versions_for_people_and_programs(data_dir: Path) -> None:
+    shown = json.loads(swarm_node("version", "--json").stdout)
+    assert shown["schema"] == "swarm-node/version/1"
+    lines = [f"{name} {number}" for name, number in shown["versions"].items()]
+    assert sorted(lines) == sorted(swarm_node("version").stdout.splitlines())
+    assert {"swarm-node", "python", "torch", "hivemind"} <= shown["versions"].keys()
+
+
 def test_doctor_names_what_is_wrong_with_the_configuration(data_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text("[train]\nlearning_rate = 'fast'\n")

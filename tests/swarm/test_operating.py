@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hub_stand_in import Hub
-from nodes import ENVIRONMENT, LARGE, Node, Swarm, cli, sums, wait_until, write_prompts
+from nodes import ENVIRONMENT, Node, Swarm, cli, sums, wait_until, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +139,8 @@ def test_a_swarm_seen_from_outside_says_who_is_useful(swarm: Swarm) -> None:
 
 
 def test_the_doctor_beside_a_running_node(swarm: Swarm, ada: Node) -> None:
-    result = cli(
-        "doctor", swarm.invite, "--model", str(LARGE), "--set", "model.device=cpu", "--json",
-        "--data-dir", str(ada.data_dir), timeout_s=600,
-    )  # fmt: skip
+    """With the settings that the node was started with: its model, where it listens."""
+    result = cli("doctor", swarm.invite, "--json", "--data-dir", str(ada.data_dir), timeout_s=600)
     report = json.loads(result.stdout)
     assert report["counts"]["failed"] == 0, report
     assert result.returncode == report["exit_code"] == 4
@@ -150,6 +148,7 @@ def test_the_doctor_beside_a_running_node(swarm: Swarm, ada: Node) -> None:
     for check in ("packages", "node", "data path", "swarm", "tokenizer", "clock"):
         assert found[check]["verdict"] == "ok", found[check]
     assert found["reachable"]["figure"] == "only from this machine"
+    assert "(is 127.0.0.1)" in found["reachable"]["fix"]
     assert [f["verdict"] for check, f in found.items() if check.startswith("address ")] == ["ok"]
 
 
@@ -240,6 +239,9 @@ def test_a_bug_report_tells_nothing_private(swarm: Swarm, ada: Node, tmp_path: P
     everything = "".join(texts.values())
     for node in swarm.nodes:
         assert node.peer_id not in everything
+    for volunteer in swarm.nodes[1:]:  # the organizer is called what its role is
+        assert f'"{volunteer.name}"' not in everything
+        assert f"'{volunteer.name}'" not in everything
     assert swarm.invite[:40] not in everything
 
 

@@ -28,6 +28,11 @@ NAMES = {"home": "/home/ada", "user": "ada", "host": "enigma"}
         ("HF_TOKEN=hf_AbCdEfGhIjKlMnOpQrStUv", "hf_AbC"),
         ("/home/ada/models/qwen", "ada"),
         ("node 'enigma' (volunteer)", "enigma"),
+        (f"member {PEER} ('bobs-laptop') is here\n", "bobs-laptop"),
+        (f'member {PEER} ("bob\'s") is here\n', "bob's"),
+        ("in the swarm 'our sums' (b0d78a6b87827e0d): 275 prompts", "our sums"),
+        ('{\n  "name": "bobs-laptop",\n  "peers": 2\n}', "bobs-laptop"),
+        (r'{"name": "bob\"s", "peers": 2}', "bob"),
     ],
 )
 def test_what_tells_who_and_where(text: str, secret: str) -> None:
@@ -44,6 +49,7 @@ def test_marks_stay_the_same_and_figures_stay_readable() -> None:
         "adapter canada",
         "torch 2.13.0+cpu",
         '{"12:30": 1.5}',
+        "packages (torch, peft) is here",
     ):
         assert redact(harmless) == harmless
 

@@ -174,6 +174,14 @@ def test_how_others_reach_this_node(
     assert word in found.figure
 
 
+@pytest.mark.parametrize(
+    ("host", "fix"), [("127.0.0.1", "network.host to 0.0.0.0"), ("0.0.0.0", "to a network")]
+)
+def test_what_to_do_where_only_this_machine_reaches_it(host: str, fix: str) -> None:
+    found = network.reachability(status("/ip4/127.0.0.1/tcp/1/p2p/x"), config(network__host=host))
+    assert fix in found.fix
+
+
 def charter() -> Any:
     sampling = SimpleNamespace(group_size=4, max_prompt_tokens=16, max_completion_tokens=10)
     return SimpleNamespace(manifest=SimpleNamespace(sampling=sampling))
