@@ -105,12 +105,13 @@ def _stop(arguments: Arguments) -> int:
 
     pid = control_request(data_dir_of(arguments).control_socket, "stop")["pid"]
     deadline = time.monotonic() + arguments.timeout
-    while time.monotonic() < deadline:
-        try:
+    try:
+        node = psutil.Process(pid)
+        while time.monotonic() < deadline:
             # One that nobody has waited for yet has ended all the same.
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            if not node.is_running() or node.status() == psutil.STATUS_ZOMBIE:
                 return ExitCode.OK
-        except psutil.NoSuchProcess:
-            return ExitCode.OK
-        time.sleep(0.1)
+            time.sleep(0.1)
+    except psutil.NoSuchProcess:
+        return ExitCode.OK
     raise SwarmError(f"the node (pid {pid}) has not stopped within {arguments.timeout:g} s")

@@ -380,9 +380,11 @@ def _fresh_folder(run_dir: RunDir, asked: Path | None) -> RunDir:
     """
     if asked is None:
         number = 1
-        while (run_dir.root.parent / f"{run_dir.root.name}-replay-{number}").exists():
-            number += 1
-        return RunDir.create(run_dir.root.parent / f"{run_dir.root.name}-replay-{number}")
+        while True:
+            try:
+                return RunDir.create(run_dir.root.with_name(f"{run_dir.root.name}-replay-{number}"))
+            except FileExistsError:  # by another replay, earlier or just now
+                number += 1
     root = user_path(asked)
     if root.resolve().is_relative_to(run_dir.root.resolve()):
         raise UsageError(f"--out {root}: that is in the run, which stays as it is")

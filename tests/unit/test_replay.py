@@ -22,7 +22,7 @@ from swarm.protocol.manifest import Manifest
 from swarm.protocol.prompts import Prompt, encode_prompt_set, prompt_set_ref, prompt_tokens_sha256
 from swarm.protocol.rollout import Finish, Rollout, RolloutGroup
 from swarm.replay.logged_run import LoggedRun
-from swarm.replay.retrain import FIGURES, ReplayOptions, _Replay, replay, view
+from swarm.replay.retrain import FIGURES, ReplayOptions, _fresh_folder, _Replay, replay, view
 
 MODEL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 IDENTITY = Identity(bytes(32))
@@ -310,3 +310,12 @@ def test_result_as_a_table() -> None:
     assert steps[0] == 1
     assert steps[-1] == 100
     assert len(steps) <= 31
+
+
+def test_replays_that_begin_at_once_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path / "0001")
+    monkeypatch.setattr(Path, "exists", lambda _: False)  # the other one makes it just then
+    folders = [_fresh_folder(run_dir, None).root.name for _ in range(3)]
+    assert folders == ["0001-replay-1", "0001-replay-2", "0001-replay-3"]
