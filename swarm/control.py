@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import IdentityError, NotRunningError, SwarmError
+from swarm.errors import IdentityError, NotRunningError, SwarmError, of_os_error
 from swarm.paths import parse_json
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,11 @@ class ControlServer:
         try:
             return {"ok": True, **await handler(request)}
         except SwarmError as error:
-            return {"ok": False, "error": str(error), "exit_code": int(error.exit_code)}
+            failure = error
+        except OSError as error:  # of the disk, where it is the node that writes
+            log.error("%s failed: %s", command, error)
+            failure = of_os_error(error) or SwarmError(str(error))
+        return {"ok": False, "error": str(failure), "exit_code": int(failure.exit_code)}
 
 
 def control_request(

@@ -3,6 +3,8 @@
 Owns: which kinds of failure there are. Knows nothing of how they come about.
 """
 
+import errno
+import os
 from enum import IntEnum
 
 
@@ -91,6 +93,22 @@ class RemoteProtocolError(SwarmError):
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = str(reason)
         self.detail = detail
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def of_os_error(error: OSError) -> SwarmError | None:
+    """What a person can act on: a full disk, a file that cannot be used; None: another error."""
+    if error.errno in _NO_ROOM:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return TryAgainError(f"{where}{error.strerror}: nothing can be written there")
+    if error.filename is None:
+        return None
+    known = SwarmError(f"{os.fsdecode(error.filename)}: {error.strerror or error}")
+    forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    known.exit_code = ExitCode.PERMISSION if forbidden else ExitCode.CONFIG
+    return known
 
 
 def first_line(error: BaseException) -> str:

@@ -33,10 +33,11 @@ def add(verbs: Verbs) -> None:
 def _bugreport(arguments: Arguments) -> int:
     from swarm.bugreport import Redactor, names_here, tail, write
     from swarm.control import control_request
-    from swarm.paths import DataDir
+    from swarm.paths import DataDir, user_path
 
     data_dir: DataDir = data_dir_of(arguments)
-    path = arguments.out or Path(time.strftime("swarm-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
+    name = arguments.out or time.strftime("swarm-node-bugreport-%Y%m%d-%H%M%S.tar.gz")
+    path = user_path(name)
     if path.exists():
         raise ConfigError(f"{path} exists already; name another file with --out")
     parts: dict[str, Callable[[], Any]] = {

@@ -6,7 +6,6 @@ Does not know: what a verb does. Heavy modules are imported by the verb that nee
 """
 
 import argparse
-import errno
 import logging
 import os
 import sys
@@ -35,7 +34,7 @@ from swarm.cli import (
     status,
 )
 from swarm.cli.arguments import Parser, data_dir_of
-from swarm.errors import ExitCode, NotRunningError, SwarmError, TryAgainError
+from swarm.errors import ExitCode, NotRunningError, SwarmError, of_os_error
 from swarm.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -54,11 +53,9 @@ examples:
 """
 
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `swarm-node`; ends the process with one of `ExitCode`."""
+    _check_text(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(argv)
     if not hasattr(arguments, "verb"):
         _parser().print_help()
@@ -82,6 +79,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     raise SystemExit(int(code))
 
 
+def _check_text(argv: Sequence[str]) -> None:
+    """Nothing that is stored, sent or printed could hold what is no text."""
+    for argument in argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            text = printable(f"swarm-node: {argument!r}: an argument that is not valid UTF-8")
+            print(text, file=sys.stderr)  # noqa: T201 - the CLI prints
+            raise SystemExit(int(ExitCode.CONFIG)) from None
+
+
 def _explained(error: BaseException) -> SwarmError | None:
     """What a person can act on: an error of ours, or a file that cannot be used; else None."""
     if isinstance(error, BaseExceptionGroup):
@@ -89,17 +97,7 @@ def _explained(error: BaseException) -> SwarmError | None:
         return found[0] if None not in found else None
     if isinstance(error, SwarmError):
         return error
-    if not isinstance(error, OSError):
-        return None
-    if error.errno in _DISK_ERRORS:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return TryAgainError(f"{where}{error.strerror}: nothing can be written there")
-    if error.filename is None:
-        return None
-    known = SwarmError(f"{os.fsdecode(error.filename)}: {error.strerror or error}")
-    forbidden = error.errno in (errno.EACCES, errno.EPERM)
-    known.exit_code = ExitCode.PERMISSION if forbidden else ExitCode.CONFIG
-    return known
+    return of_os_error(error) if isinstance(error, OSError) else None
 
 
 def _parser() -> Parser:

@@ -11,8 +11,8 @@ from swarm.terminal import printable
 
 
 def out(text: str) -> None:
-    """Print a result."""
-    print(text, flush=True)  # noqa: T201 - the CLI prints
+    """Print a result; a name in it, of a folder say, does nothing to a terminal."""
+    print(printable(text), flush=True)  # noqa: T201 - the CLI prints
 
 
 def out_json(value: Any) -> None:

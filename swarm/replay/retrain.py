@@ -49,6 +49,7 @@ from swarm.rewards.grading import Grader
 from swarm.rewards.workers import WorkerPool
 from swarm.status import share
 from swarm.stored import load_prompt_set
+from swarm.terminal import printable
 from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -354,7 +355,7 @@ def view(result: Mapping[str, Any]) -> RenderableType:
             f"weights after step {result['to_step']}: "
             + ("bit by bit those of the run" if same else "not those of the run")
         )
-    return Group(table, *(Text(line) for line in [*lines, f"results: {result['out']}"]))
+    return Group(table, *(Text(printable(line)) for line in [*lines, f"results: {result['out']}"]))
 
 
 def _start(run: LoggedRun, asked: int | None) -> int:

@@ -15,6 +15,7 @@ import pytest
 from answers import refused, some_invite
 
 from swarm.cli.main import main
+from swarm.cli.output import out
 from swarm.paths import DataDir
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
@@ -66,9 +67,12 @@ def test_a_data_directory_that_cannot_be(asked: Ask, place: str) -> None:
     refused(result, 78, LONG if LONG in place else place)
 
 
-@pytest.mark.parametrize("verb", ["status", "invite", "stop", "init"])
-def test_a_data_directory_that_has_no_name_in_utf8(asked: Ask, verb: str) -> None:
-    refused(asked(verb, "--data-dir", os.fsdecode(b"/tmp/\xff")), 78, "UTF-8")
+@pytest.mark.parametrize(
+    "verb",
+    [("status", "--data-dir"), ("init", "--data-dir"), ("replay", "--set"), ("bugreport", "--out")],
+)
+def test_an_argument_that_is_no_utf8(asked: Ask, verb: tuple[str, ...]) -> None:
+    refused(asked(*verb, os.fsdecode(b"/tmp/\xff")), 78, "UTF-8", r"\udcff")
 
 
 def test_a_runtime_folder_with_too_long_a_path(
@@ -259,3 +263,8 @@ def test_how_many(asked: Ask, data_dir: Path, verb: tuple[str, ...], value: str)
 def test_a_folder_that_is_no_run(asked: Ask, tmp_path: Path, verb: tuple[str, ...]) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         refused(asked(*verb, str(folder)), 78, str(folder), "is no run")
+
+
+def test_a_name_on_stdout_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    out("exported to /tmp/\x1b[31m\nagain")
+    assert capsys.readouterr().out == "exported to /tmp/\\x1b[31m\nagain\n"

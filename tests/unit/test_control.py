@@ -1,7 +1,9 @@
 """The control socket: for its owner alone, and unmoved by what is no command."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import stat
 from collections.abc import Mapping
@@ -32,6 +34,26 @@ def test_nobody_else_may_even_look(tmp_path: Path) -> None:
     assert stat.S_IMODE(data_dir.runtime_dir.stat().st_mode) == 0o700
     assert stat.S_IMODE(data_dir.root.stat().st_mode) == 0o700
     data_dir.runtime_dir.rmdir()
+
+
+async def test_a_disk_that_fails_the_node_is_named(path: Path) -> None:
+    async def write(request: Mapping[str, Any]) -> dict[str, Any]:
+        raise OSError(request["errno"], os.strerror(request["errno"]), request["file"])
+
+    server = ControlServer(path, {"write": write})
+    await server.start()
+    try:
+        for number, file, code in (
+            (errno.ENOSPC, "/full", ExitCode.TRY_AGAIN),
+            (errno.EACCES, "/closed", ExitCode.PERMISSION),
+            (errno.EIO, None, ExitCode.ERROR),
+        ):
+            with pytest.raises(SwarmError, match=os.strerror(number)) as caught:
+                await asyncio.to_thread(control_request, path, "write", errno=number, file=file)
+            assert caught.value.exit_code == code
+            assert (file or "") in str(caught.value)
+    finally:
+        await server.stop()
 
 
 async def test_the_socket_is_its_owners(path: Path) -> None:
