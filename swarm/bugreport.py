@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from swarm.paths import write_atomic
+
 LOG_BYTES = 256 * 1024
 """From the end of each log."""
 
@@ -94,7 +96,7 @@ def tail(path: Path) -> str:
 def write(
     path: Path, parts: Mapping[str, Callable[[], Any]], redact: Callable[[str], str]
 ) -> list[tuple[str, int]]:
-    """Write the archive.
+    """Write the archive, whole or not at all.
 
     Args:
         path: of the .tar.gz file.
@@ -105,7 +107,8 @@ def write(
         Names and sizes of what is in it. A part that cannot be made holds the reason.
     """
     held = []
-    with tarfile.open(path, "w:gz") as archive:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, make in parts.items():
             try:
                 value = make()
@@ -118,4 +121,5 @@ def write(
             info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
             archive.addfile(info, io.BytesIO(data))
             held.append((name, len(data)))
+    write_atomic(path, packed.getvalue())
     return held

@@ -77,6 +77,19 @@ def test_the_archive(tmp_path: Path) -> None:
     assert "no such thing" in texts["bugreport/c.txt"]
 
 
+def test_an_interrupted_one_leaves_the_one_before(tmp_path: Path) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "report.tar.gz"
+    write(path, {"a.log": lambda: "x\n"}, Redactor(NAMES))
+    before = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write(path, {"a.log": lambda: "y\n", "b.log": interrupted}, Redactor(NAMES))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_only_the_end_of_a_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     lines = [f"line {number:06d}" for number in range(LOG_BYTES // 10)]
