@@ -191,6 +191,13 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
         f"{training['samples_filtered']} filtered, "
         f"{training['steps_without_signal']} steps without a signal",
     )
+    own = status["ledger"]["own"]
+    if own and own["kl_p50"] is not None:
+        rows.add_row(
+            "own KL",
+            f"{own['kl_p50']:.2g} nats a completion in the median, {own['kl_p99']:.2g} in the "
+            "worst of a hundred (near 0: the sampling engine and the trainer agree)",
+        )
 
 
 def _accuracy(training: Mapping[str, Any]) -> str:

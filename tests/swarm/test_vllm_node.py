@@ -7,17 +7,28 @@ other has a vLLM without a model, whose log-probs are nobody's.
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from nodes import LARGE, PATIENCE_S, SMALL, Swarm, sums, wait_until, write_prompts
+from nodes import LARGE, PATIENCE_S, SMALL, Swarm, cli, sums, wait_until, write_prompts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from swarm.rl.vllm_engine import DEFAULTS
 from tests.fake_vllm import write_interpreter
 
 HEAD = 32
 """Width of an attention head: the smallest that vLLM has for CPUs."""
+
+PLAIN_VLLM = """
+import sys, vllm
+model = vllm.LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_num_seqs=8)
+greedy = vllm.SamplingParams(temperature=0.0, max_tokens=8)
+for answer in model.generate(sys.argv[2:], greedy):
+    print(repr(answer.outputs[0].text))
+"""
 
 
 def wide_heads(source: Path, out: Path) -> Path:
@@ -50,12 +61,39 @@ def wide_heads(source: Path, out: Path) -> Path:
     return out
 
 
+def said_by_vllm(folder: Path, prompts: list[str]) -> list[str]:
+    """Greedy completions of a model folder by vLLM alone, which knows nothing of swarm-node."""
+    done = subprocess.run(
+        [os.environ["TEST_VLLM_PYTHON"], "-P", "-c", PLAIN_VLLM, str(folder), *prompts],
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
+        env={**os.environ, **DEFAULTS, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-len(prompts) :]
+
+
+def said_by_transformers(folder: Path, prompts: list[str]) -> list[str]:
+    """The same by transformers."""
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    said = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        answer = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+        said.append(repr(tokenizer.decode(answer, skip_special_tokens=True)))
+    return said
+
+
 @pytest.mark.vllm
 @pytest.mark.skipif(
     "TEST_VLLM_PYTHON" not in os.environ, reason="TEST_VLLM_PYTHON names no interpreter"
 )
 def test_node_that_samples_with_vllm(tmp_path: Path) -> None:
-    """Its samples are right sums, and both nodes train on them."""
+    """Its samples are right sums, both nodes train on them, and what it exports is a model."""
     with Swarm(tmp_path) as swarm:
         prompts = write_prompts(tmp_path / "prompts.jsonl", sums(range(10, 40), range(10, 14)))
         swarm.seed(prompts, "--held-out-fraction", "0.1")
@@ -82,6 +120,12 @@ def test_node_that_samples_with_vllm(tmp_path: Path) -> None:
         fresh = [r["log_ratio_max"] for r in own if r.get("log_ratio_max") is not None]
         assert min(fresh) < 1e-3  # trained on before the next change of weights
         assert vllm.stop() == 0
+        assert other.stop() == 0  # vLLM needs the cores
+    out = tmp_path / "exported"
+    result = cli("checkpoint", "export", "--out", str(out), "--data-dir", str(vllm.data_dir))
+    assert result.returncode == 0, result.stderr
+    asked = ["12+13=", "27+11=", "30+13="]
+    assert said_by_vllm(out, asked) == said_by_transformers(out, asked)
 
 
 def test_training_is_paused_when_the_engine_drifts(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def test_what_peers_gave_and_got_and_which_matter() -> None:
     assert "0.889" in row
 
 
+def test_how_well_sampling_and_training_agree() -> None:
+    status = volunteer()
+    assert "own KL" not in node_screen(status)
+    status["ledger"]["own"] = {"kl_p50": 1.25e-13, "kl_p99": 0.0012}
+    text = node_screen(status)
+    assert "1.2e-13 nats a completion in the median, 0.0012 in the worst of a hundred" in text
+
+
 def test_a_peer_that_is_gone_is_shown_as_such() -> None:
     assert f"gone ..{PEER[-6:]}" in node_screen(volunteer(members=[]))
 
