@@ -99,7 +99,7 @@ class NodeSection(Section):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
-        description="What goes to the log file and, without a terminal view, to stderr.",
+        description="What goes to the log file and to stderr.",
     )
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.rl.vllm_engine import DEFAULTS
+from swarm.rl.vllm_engine import DEFAULTS, ENVIRONMENT
 from tests.fake_vllm import write_interpreter
 
 HEAD = 32
@@ -69,7 +69,7 @@ def said_by_vllm(folder: Path, prompts: list[str]) -> list[str]:
         text=True,
         timeout=3 * PATIENCE_S,
         check=False,
-        env={**os.environ, **DEFAULTS, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **DEFAULTS, **ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-len(prompts) :]
