@@ -20,13 +20,16 @@ import pytest
 from hub_stand_in import Hub
 from nodes import ENVIRONMENT, Node, Swarm, cli, sums, wait_until, write_prompts
 
+STEPS = 40
+"""Enough for two nodes that start at once to learn from each other, one seconds after the other."""
+
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """An organizer and two volunteers that trade."""
     folder = tmp_path_factory.mktemp("swarm")
     with Swarm(folder) as swarm:
-        prompts = write_prompts(folder / "prompts.jsonl", sums(range(1, 9), range(1, 9)))
+        prompts = write_prompts(folder / "prompts.jsonl", sums(range(11, 19), range(11, 19)))
         swarm.seed(prompts, "--set", "metrics.enabled=true", "--set", "metrics.port=0")
         for name in ("ada", "bob"):
             swarm.join(
@@ -35,10 +38,10 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
                 metrics__port="0",
                 metrics__tensorboard="true",
                 ftis__filter="none",
-                train__max_steps="25",  # then they idle, and leave the machine to the tests
+                train__max_steps=str(STEPS),  # then they idle, and leave the machine to the tests
             )
         wait_until(
-            lambda: all(node.step == 25 for node in swarm.nodes[1:]),
+            lambda: all(node.step == STEPS for node in swarm.nodes[1:]),
             "both train to the end",
             swarm.nodes,
         )
@@ -216,7 +219,7 @@ def test_a_paused_node_frees_its_learner_and_stays(swarm: Swarm, ada: Node) -> N
     assert ada.status()["network"]["connected"] >= 2
     assert cli("resume", *here).returncode == 0
     wait_until(lambda: ada.status()["activity"]["doing"] == "finished", "goes on", swarm.nodes)
-    assert ada.step == 25
+    assert ada.step == STEPS
     assert page(ada, "/readyz")[0] == 200
     assert "not paused" in cli("resume", *here).stdout
 
@@ -234,8 +237,8 @@ def test_a_bug_report_tells_nothing_private(swarm: Swarm, ada: Node, tmp_path: P
     assert result.returncode == 0, result.stderr
     with tarfile.open(path) as archive:
         texts = {m.name: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
-    assert json.loads(texts["bugreport/status.json"])["training"]["step"] == 25
-    assert "step 25" in texts["bugreport/node.log"]
+    assert json.loads(texts["bugreport/status.json"])["training"]["step"] == STEPS
+    assert f"step {STEPS}" in texts["bugreport/node.log"]
     everything = "".join(texts.values())
     for node in swarm.nodes:
         assert node.peer_id not in everything
@@ -258,14 +261,14 @@ def test_a_result_on_the_hub(ada: Node, monkeypatch: pytest.MonkeyPatch) -> None
         result = cli("publish", *here)
         assert result.returncode == 0, result.stderr
     assert hub.created[-1]["visibility"] == "private"
-    assert hub.summary == "Step 25"
-    checkpoint = ada.run_dir.checkpoints()[25]
+    assert hub.summary == f"Step {STEPS}"
+    checkpoint = ada.run_dir.checkpoints()[STEPS]
     weights = (checkpoint / "model.safetensors").read_bytes()
     assert hub.files["model.safetensors"] == weights
     assert {"config.json", "tokenizer.json", "README.md", "swarm-run.json"} <= set(hub.files)
     assert not {"trainer.safetensors", "node_state.bin"} & set(hub.files)
     card = hub.files["README.md"].decode()
-    assert "25 steps" in card
+    assert f"{STEPS} steps" in card
     assert "of those trained on" in card
     everything = b"".join(hub.files[name] for name in ("README.md", "swarm-run.json")).decode()
     for private in (str(ada.data_dir), ada.peer_id, "127.0.0.1"):
