@@ -112,9 +112,11 @@ def context_tokens(folder: Path) -> int | None:
     path = folder / "config.json"
     try:
         config = parse_json(path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    for section in (config, config.get("text_config")) if isinstance(config, dict) else ():
+    for section in (config, config.get("text_config")):
         limit = section.get("max_position_embeddings") if isinstance(section, dict) else None
         if isinstance(limit, int) and limit > 0:
             return limit

@@ -116,7 +116,14 @@ class ModelFacts:
             intermediate = int(
                 config.get("intermediate_size") or config.get("n_inner") or 4 * hidden
             )
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
             raise DataError(f"{path}: the model's sizes cannot be read: {error!r}") from None
         shapes = dict(_weights(folder))
         tied = config.get("tie_word_embeddings", False)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -378,6 +379,11 @@ class Policy:
             if _CHANGES_LOGITS.search(name) and value not in (None, 1, 0, False)
         )
         cause = f" ({named})" if named else ""
+        if "backbone" in seen and not seen["backbone"].isfinite().all():
+            raise DataError(
+                f"{self.source}: computes NaN or infinite numbers: its weights are damaged, or too "
+                f"large for model.precision ({self.dtype})"
+            )
         if "head" not in seen or not torch.equal(seen["head"], seen["backbone"]):
             raise ConfigError(
                 f"{self.source}: {kind} changes the hidden states before its head{cause}; "
@@ -433,6 +439,20 @@ def _check_weight_files(folder: Path) -> None:
         raise DataError(f"{folder}: weight files are missing: {', '.join(missing[:3])}")
 
 
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    StrictDataclassError,
+    SafetensorError,
+)
+"""What transformers raises over a folder that does not hold what it should."""
+
+
 def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> Any:
     _check_weight_files(folder)
     from transformers import AutoModelForCausalLM
@@ -457,10 +477,11 @@ def _load_causal_lm(folder: Path, section: ModelSection, dtype: torch.dtype) -> 
             f"{folder}: needs a package that is not installed "
             f"(model.attention = {section.attention!r}): {first_line(error)}"
         ) from None
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise DataError(
-            f"{folder}: cannot be loaded as a causal language model: {first_line(error)}"
-        ) from error
+    except _UNLOADABLE as error:
+        why = repr(error) if isinstance(error, LookupError) else first_line(error)
+        if "ignore_mismatched_sizes" in why:
+            why = "its weights have other shapes than config.json says"
+        raise DataError(f"{folder}: cannot be loaded as a causal language model: {why}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:

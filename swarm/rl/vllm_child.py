@@ -215,8 +215,8 @@ def main(arguments: list[str]) -> None:
     try:
         import vllm  # noqa: F401 (takes seconds, in which the learner writes the weights)
         from msgspec import msgpack  # which vLLM needs too
-    except ImportError:
-        traceback.print_exc()
+    except ImportError as error:
+        sys.stderr.writelines(traceback.format_exception_only(error))
         sys.exit(NO_VLLM)
     with socket.socket(fileno=number) as connection:
         serve(connection, msgpack)

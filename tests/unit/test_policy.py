@@ -1,6 +1,7 @@
 """Loading models, and completion log-probs against the plain computation over all logits."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from swarm.config import ModelSection
 from swarm.errors import ConfigError, DataError
+from swarm.model_files import context_tokens
+from swarm.model_memory import ModelFacts
 from swarm.rl import policy as module
 from swarm.rl import token_logprobs
 from swarm.rl.policy import Policy
@@ -447,6 +450,44 @@ def test_truncated_weights(copy: Path) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match="copy: cannot be loaded"):
+        _load(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_attention_heads": 7}, "copy: cannot be loaded"),
+        ({"vocab_size": "x"}, "copy: cannot be loaded"),
+        ({"hidden_size": -4}, "copy: cannot be loaded"),
+        ({"hidden_size": 4}, "other shapes than config.json says"),
+        ({"num_attention_heads": 0}, "copy: cannot be loaded"),
+        ({"hidden_act": "nosuch"}, "copy: cannot be loaded"),
+    ],
+)
+def test_a_configuration_that_no_model_has(copy: Path, change: dict[str, Any], says: str) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(DataError, match=says):
+        _load(copy)
+
+
+def test_a_configuration_that_is_no_object(copy: Path) -> None:
+    (copy / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="copy: cannot be loaded"):
+        _load(copy)
+    with pytest.raises(DataError, match=r"config\.json: the model's sizes"):
+        ModelFacts.read(copy)
+    with pytest.raises(DataError, match=r"config\.json: cannot be read: no JSON object"):
+        context_tokens(copy)
+
+
+def test_weights_that_are_no_numbers(copy: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = math.nan
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="computes NaN"):
         _load(copy)
 
 

@@ -201,8 +201,10 @@ def test_death_and_failure_are_mended_by_a_new_start(
 
 
 def test_no_vllm_no_interpreter_no_start(run: Run, full: Policy, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"vLLM cannot be imported; .*swarm-node\[vllm\]"):
+    says = r"vLLM cannot be imported; .*swarm-node\[vllm\]"
+    with pytest.raises(ConfigError, match=says) as caught:
         run.engine(full, python="")
+    assert "Traceback" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"engine\.python = .*No such file"):
         run.engine(full, python=str(tmp_path / "missing"))
     run.fault("load: error")
