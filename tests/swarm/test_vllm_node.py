@@ -23,11 +23,12 @@ HEAD = 32
 """Width of an attention head: the smallest that vLLM has for CPUs."""
 
 PLAIN_VLLM = """
-import sys, vllm
-model = vllm.LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_num_seqs=8)
-greedy = vllm.SamplingParams(temperature=0.0, max_tokens=8)
-for answer in model.generate(sys.argv[2:], greedy):
-    print(repr(answer.outputs[0].text))
+import json, sys, vllm
+folder, out, *prompts = sys.argv[1:]
+model = vllm.LLM(folder, dtype="float32", enforce_eager=True, max_num_seqs=8)
+answers = model.generate(prompts, vllm.SamplingParams(temperature=0.0, max_tokens=8))
+with open(out, "w") as file:  # on stdout vLLM logs
+    json.dump([answer.outputs[0].text for answer in answers], file)
 """
 
 
@@ -63,8 +64,9 @@ def wide_heads(source: Path, out: Path) -> Path:
 
 def said_by_vllm(folder: Path, prompts: list[str]) -> list[str]:
     """Greedy completions of a model folder by vLLM alone, which knows nothing of swarm-node."""
+    out = folder.with_suffix(".json")
     done = subprocess.run(
-        [os.environ["TEST_VLLM_PYTHON"], "-P", "-c", PLAIN_VLLM, str(folder), *prompts],
+        [os.environ["TEST_VLLM_PYTHON"], "-P", "-c", PLAIN_VLLM, str(folder), str(out), *prompts],
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE_S,
@@ -72,7 +74,7 @@ def said_by_vllm(folder: Path, prompts: list[str]) -> list[str]:
         env={**os.environ, **DEFAULTS, **ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-len(prompts) :]
+    return list(json.loads(out.read_text()))
 
 
 def said_by_transformers(folder: Path, prompts: list[str]) -> list[str]:
@@ -84,7 +86,7 @@ def said_by_transformers(folder: Path, prompts: list[str]) -> list[str]:
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         answer = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
-        said.append(repr(tokenizer.decode(answer, skip_special_tokens=True)))
+        said.append(tokenizer.decode(answer, skip_special_tokens=True))
     return said
 
 
