@@ -49,7 +49,8 @@ def open_run(
         new_run: do not resume.
 
     Raises:
-        ConfigError: the last run trained something else.
+        ConfigError: the last run trained something else. One whose model was never loaded may go
+            on with any.
     """
     trained = _trained(config.model, resolved.model)
     runs = swarm_dir.runs()
@@ -58,7 +59,8 @@ def open_run(
         run_dir = swarm_dir.new_run()
     else:
         run_dir = runs[-1]
-        _check_same(run_dir, record["trained"], trained)
+        if _has_trained(run_dir):
+            _check_same(run_dir, record["trained"], trained)
     digest = resolved.digest()
     write_json(
         run_dir.record_path,
@@ -122,6 +124,13 @@ def _trained(named: ModelSection, model: ModelSection) -> dict[str, Any]:
             "lora_targets": list(model.lora_targets),
         }
     return trained
+
+
+def _has_trained(run_dir: RunDir) -> bool:
+    """Whether anything in it came from its model."""
+    logs = (run_dir.steps_path, run_dir.metrics_path)
+    written = any(path.exists() and path.stat().st_size > 0 for path in logs)
+    return written or bool(run_dir.checkpoints())
 
 
 def _check_same(run_dir: RunDir, before: dict[str, Any], trained: dict[str, Any]) -> None:

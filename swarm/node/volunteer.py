@@ -32,7 +32,7 @@ from swarm.node.prompt_table import (
 )
 from swarm.node.run_record import open_run
 from swarm.node.training import TrainingLoop
-from swarm.paths import DataDir, RunDir, write_json
+from swarm.paths import DataDir, RunDir, write_atomic, write_json
 from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.pool import Pool
 from swarm.protocol.records import GroupRef
@@ -102,7 +102,9 @@ class Volunteer(Node):
             started_s=self.started_s,
             new_run=self._new_run,
         )
-        write_json(self.swarm_dir.config_path, self.config.model_dump(mode="json"))
+        settings_path = self.swarm_dir.config_path
+        earlier = settings_path.read_bytes() if settings_path.exists() else None
+        write_json(settings_path, self.config.model_dump(mode="json"))
         learner = LearnerProcess(run_dir.learner_log_path, threads=self.config.model.threads)
         reward = self.config.reward
         try:
@@ -111,6 +113,14 @@ class Volunteer(Node):
                 await learner.start()  # torch loads while the prompts are fetched and rendered
                 await self.unless_stopped(self._load_prompts())
                 await self._train(run_dir, resolved, learner)
+        except Exception:
+            # Settings with which no model was ever loaded must not be those of the next start.
+            if self.loop is None or not self.loop.engine:
+                if earlier is None:
+                    settings_path.unlink(missing_ok=True)
+                else:
+                    write_atomic(settings_path, earlier)
+            raise
         finally:
             await learner.close()
             run_dir.delete_handover()

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import LOOPBACK, SMALL, Swarm, cli, settings, sums, write_prompts
+from nodes import LOOPBACK, SMALL, Swarm, cli, settings, sums, wait_until, write_prompts
+
+from swarm.paths import DataDir
+from swarm.protocol.invite import Invite
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,22 @@ def test_a_model_with_too_short_a_context(swarm: Swarm, tmp_path: Path) -> None:
     assert str(model) in message
     assert "context of 14 tokens" in message
     assert "context of 15 or more" in message  # 5 of the longest prompt, 10 of a completion
+
+
+def test_a_start_that_is_refused_leaves_no_settings_to_the_next(swarm: Swarm) -> None:
+    """That may train otherwise, since nothing has been trained."""
+    data = swarm.folder / "again"
+    swarm_dir = DataDir(data).swarm(Invite.decode(swarm.invite).swarm_id)
+    message = refused_join(swarm, data, SMALL, model__device="mps", model__mode="lora")
+    assert "model.device = 'mps'" in message
+    assert swarm_dir.saved_config() is None
+    node = swarm.join("again")
+    wait_until(lambda: node.step > 0, "it trains", swarm.nodes)
+    assert node.stop() == 0
+    saved = swarm_dir.config_path.read_bytes()
+    refused_join(swarm, data, SMALL, model__device="mps")
+    assert swarm_dir.config_path.read_bytes() == saved
+    assert len(swarm_dir.runs()) == 1
 
 
 def test_what_was_joined_is_not_seeded_or_amended(swarm: Swarm, tmp_path: Path) -> None:
