@@ -101,7 +101,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def of_os_error(error: OSError) -> SwarmError | None:
     """What a person can act on: a full disk, a file that cannot be used; None: another error."""
     if error.errno in _NO_ROOM:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        place = error.filename2 or error.filename  # of a copy, where it goes
+        where = f"{os.fsdecode(place)}: " if place else ""
         return TryAgainError(f"{where}{error.strerror}: nothing can be written there")
     if error.filename is None:
         return None

@@ -31,8 +31,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -102,13 +102,24 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         raise ConfigError(f"{os.fspath(text)!r} is no path: {reason}") from None
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of reading and writing, which know no name, the file's."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file whole: a reader sees the old bytes or the new ones, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(fd, "wb") as file:
+        with naming(path), os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -276,8 +287,9 @@ class DataDir:
                 "stop it, or give this one another --data-dir"
             ) from None
         self.create()  # what another may have removed in `unlock` meanwhile
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        with naming(self.lock_path):
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
         self._lock_fd = fd
         self._delete_drafts()
 

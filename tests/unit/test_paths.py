@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.main import main
-from swarm.paths import DataDir, append_json, parse_json
+from swarm.errors import of_os_error
+from swarm.paths import DataDir, append_json, parse_json, write_atomic
 
 FILLED = """
 import resource, signal, sys
@@ -145,3 +146,17 @@ def test_half_a_key_of_a_killed_process_is_deleted_at_the_next_start(tmp_path: P
 def test_json_that_is_nested_too_deep_is_an_error_like_any_other() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         parse_json("[" * 100_000)
+
+
+def test_a_full_disk_names_what_could_not_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    (tmp_path / f".a.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(path, b"x")
+    assert str(of_os_error(caught.value)).startswith(f"{path}: No space left")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_finds_no_room_names_where_it_goes() -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/from", None, "/to")
+    assert str(of_os_error(error)).startswith("/to: No space left")
