@@ -75,7 +75,7 @@ def packages() -> Finding:
             continue
         if not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} is {found}, needed is {requirement.specifier}")
-    fix = "install again: pip install --force-reinstall swarm-node"
+    fix = "install again, in a checkout: pip install --constraint constraints.txt ."
     if wrong:
         return failed("packages", "; ".join(wrong), fix, ExitCode.CONFIG)
     code, out, err = _child("-c", _IMPORT_ALL, *IMPORTED)
