@@ -44,9 +44,15 @@ def add_verb(
     return sub
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
-    """Declare `--data-dir`."""
-    parser.add_argument("--data-dir", metavar="DIR", help="default: $XDG_DATA_HOME/swarm-node")
+def add_data_dir(parser: argparse.ArgumentParser, *parts: argparse.ArgumentParser) -> None:
+    """Declare `--data-dir`, of a verb that has parts before and behind the part's name."""
+    for place in (parser, *parts):
+        place.add_argument(
+            "--data-dir",
+            metavar="DIR",
+            default=None if place is parser else argparse.SUPPRESS,
+            help="default: $XDG_DATA_HOME/swarm-node",
+        )
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:

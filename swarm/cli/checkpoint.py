@@ -44,7 +44,7 @@ def add(verbs: Verbs) -> None:
             help="a run's folder; default: the newest of the swarm that was joined last",
         )
         part.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-        add_data_dir(part)
+    add_data_dir(parent, listing, export)
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     export.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its model")
     which = export.add_mutually_exclusive_group()

@@ -18,7 +18,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node identity export ~/backup/swarm.key\n"
         "  swarm-node identity import ~/backup/swarm.key\n",
     )
-    identity.set_defaults(json=False, data_dir=None)
+    identity.set_defaults(json=False)
     kinds = identity.add_subparsers(metavar="show|export|import", parser_class=type(identity))
     show = add_verb(
         kinds,
@@ -44,8 +44,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node identity import ~/backup/swarm.key\n",
     )
     importing.add_argument("file", type=Path, metavar="FILE")
-    for verb in (show, export, importing):
-        add_data_dir(verb)
+    add_data_dir(identity, show, export, importing)
 
 
 def _show(arguments: Arguments) -> int:

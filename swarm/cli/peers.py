@@ -78,6 +78,7 @@ def _peers(arguments: Arguments) -> int:
         return ExitCode.OK
     if not arguments.peers:
         raise UsageError(f"peers {arguments.action}: name at least one peer id")
+    _check_peers(arguments)
     try:
         lists = control_request(socket, arguments.action, peers=arguments.peers)
     except NotRunningError:
@@ -118,7 +119,7 @@ def _report_lists(arguments: Arguments, lists: dict[str, Any]) -> None:
 
 def _members(arguments: Arguments) -> int:
     data_dir = data_dir_of(arguments)
-    peers = [_peer_id(peer, "members") for peer in arguments.peers]
+    peers = _check_peers(arguments)
     if arguments.file is not None:
         peers += read_members(arguments.file)
     if arguments.action is None:
@@ -137,7 +138,7 @@ def _show_members(arguments: Arguments, data_dir: Any) -> int:
 
     charter = current_charter(data_dir)
     if charter is None:
-        raise UsageError("no swarm was joined or seeded in this data directory")
+        raise UsageError(f"no swarm was joined or seeded in {data_dir.root} yet")
     organizers = list(charter.manifest.organizers)
     members = None if charter.members is None else sorted(charter.members)
     if arguments.json:
@@ -179,6 +180,18 @@ def read_members(path: Path) -> list[str]:
         for number, found in enumerate(words, start=1)
         if found
     ]
+
+
+def _check_peers(arguments: Arguments) -> list[str]:
+    """The peer ids that are named.
+
+    Raises:
+        UsageError: one is no peer id.
+    """
+    try:
+        return [_peer_id(peer, "PEER") for peer in arguments.peers]
+    except DataError as error:
+        raise UsageError(str(error)) from None
 
 
 def _peer_id(text: str, where: str) -> str:

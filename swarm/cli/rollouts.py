@@ -19,7 +19,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node rollouts show 4be1\n"
         "  swarm-node rollouts verify\n",
     )
-    rollouts.set_defaults(peer="", limit=20, json=False, data_dir=None)
+    rollouts.set_defaults(peer="", limit=20, json=False)
     kinds = rollouts.add_subparsers(metavar="list|show|verify", parser_class=type(rollouts))
 
     listing = add_verb(
@@ -50,7 +50,7 @@ def add(verbs: Verbs) -> None:
     verify.add_argument("--limit", type=count, default=100, metavar="N", help="without HASH")
     for verb in (listing, show, verify):
         verb.add_argument("--json", action="store_true", help="as JSON")
-        add_data_dir(verb)
+    add_data_dir(rollouts, listing, show, verify)
 
 
 def _groups(arguments: Arguments) -> Any:

@@ -31,7 +31,7 @@ def add(verbs: Verbs) -> None:
     )
     install.add_argument("--print", action="store_true", help="to stdout; write nothing")
     install.add_argument("--force", action="store_true", help="replace a unit that is there")
-    add_data_dir(install)
+    add_data_dir(service, install)
 
 
 def _needs_kind(_: Arguments) -> int:

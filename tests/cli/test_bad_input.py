@@ -268,3 +268,31 @@ def test_a_folder_that_is_no_run(asked: Ask, tmp_path: Path, verb: tuple[str, ..
 def test_a_name_on_stdout_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     out("exported to /tmp/\x1b[31m\nagain")
     assert capsys.readouterr().out == "exported to /tmp/\\x1b[31m\nagain\n"
+
+
+@pytest.mark.parametrize("verb", [("peers", "ban"), ("peers", "unban"), ("members", "add")])
+def test_what_is_no_peer_id(asked: Ask, data_dir: Path, verb: tuple[str, ...]) -> None:
+    refused(asked(*verb, "ada", "--data-dir", str(data_dir)), 2, "'ada'", "like 12D3Koo")
+    assert not data_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rollouts", "{}"),
+        ("rollouts", "{}", "list"),
+        ("rollouts", "list", "{}"),
+        ("identity", "{}"),
+        ("identity", "{}", "show"),
+        ("checkpoint", "{}", "list"),
+        ("service", "{}", "install"),
+    ],
+)
+def test_the_data_directory_may_stand_before_a_verbs_part(
+    asked: Ask, data_dir: Path, words: tuple[str, ...]
+) -> None:
+    """A verb that has parts takes `--data-dir` as every other one does."""
+    place = words.index("{}")
+    named = (*words[:place], "--data-dir", str(data_dir), *words[place + 1 :])
+    result = asked(*named)
+    assert str(data_dir) in result.stderr, result.stderr
