@@ -196,7 +196,7 @@ def _training_rows(rows: Table, status: Mapping[str, Any]) -> None:
         rows.add_row(
             "own KL",
             f"{own['kl_p50']:.2g} nats a completion in the median, {own['kl_p99']:.2g} in the "
-            "worst of a hundred (near 0: the sampling engine and the trainer agree)",
+            "worst of a hundred",
         )
 
 
