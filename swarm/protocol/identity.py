@@ -89,15 +89,15 @@ class Identity:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(_KEY_FILE_BYTES + 1)
-        if mode & 0o077:
-            raise IdentityError(
-                f"{path}: the identity key has mode {mode:04o} and others may read it; "
-                f"mend with: chmod 400 {path}"
-            )
         if len(data) != _KEY_FILE_BYTES or not data.startswith(_KEY_FILE_PREFIX):
             raise IdentityError(
                 f"{path}: damaged: not a libp2p Ed25519 key of {_KEY_FILE_BYTES} bytes; "
                 "restore it from a backup, or move it away to get a new identity"
+            )
+        if mode & 0o077:
+            raise IdentityError(
+                f"{path}: the identity key has mode {mode:04o} and others may read it; "
+                f"mend with: chmod 400 {path}"
             )
         seed_end = len(_KEY_FILE_PREFIX) + _SEED_BYTES
         identity = cls(data[len(_KEY_FILE_PREFIX) : seed_end])

@@ -96,6 +96,13 @@ def test_a_damaged_key_is_refused_and_kept(tmp_path: Path, damage) -> None:
     assert path.read_bytes() == data
 
 
+def test_nobody_is_told_to_change_the_mode_of_another_file(tmp_path: Path) -> None:
+    path = write_key(tmp_path / "passwd", b"root:x:0:0:root:/root:/bin/bash", 0o644)
+    with pytest.raises(IdentityError, match=r"not a libp2p Ed25519 key") as info:
+        Identity.load_or_create(path)
+    assert "chmod" not in str(info.value)
+
+
 def test_a_path_that_cannot_hold_a_key_is_an_identity_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "identity.key", tmp_path):
