@@ -110,6 +110,12 @@ def control_request(
             raise NotRunningError(
                 "no node is running on this data directory; start one with `swarm-node join`"
             ) from None
+        except TimeoutError:
+            raise NotRunningError(
+                f"the node listens at {path}, but has not answered within {timeout_s:g} s: it is "
+                "busy or frozen; try again, or end it by `kill -9` and the pid in the file `lock` "
+                "of the data directory: the next start goes on from the last checkpoint"
+            ) from None
         except OSError as error:  # too long a path among them: no node can listen there either
             raise NotRunningError(f"the node does not answer at {path}: {error}") from None
     if not line:

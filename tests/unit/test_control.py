@@ -56,6 +56,16 @@ async def test_a_disk_that_fails_the_node_is_named(path: Path) -> None:
         await server.stop()
 
 
+def test_a_frozen_node_is_told_from_one_that_does_not_run(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        with pytest.raises(
+            NotRunningError, match=r"within 0\.2 s: it is busy or frozen; .*kill -9"
+        ):
+            control_request(path, "status", timeout_s=0.2)
+
+
 async def test_the_socket_is_its_owners(path: Path) -> None:
     server = ControlServer(path, {"double": double})
     await server.start()
