@@ -136,9 +136,15 @@ async def offer(invite: Invite, timeout_s: float) -> dict[str, Any]:
 
 
 async def _read(invite: Invite, timeout_s: float) -> tuple[Charter, SwarmRecords]:
+    deadline = time.monotonic() + timeout_s
     async with visiting(invite.swarm_id, invite.addresses) as (overlay, exchange):
         charter = await fetch_charter(overlay, exchange, invite.swarm_id, timeout_s)
-        return charter, await read_swarm(overlay, charter)
+        records = await read_swarm(overlay, charter)
+        # Who gave the terms is a member: a search that finds none came before the DHT's first ping.
+        while not records.heartbeats and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            records = await read_swarm(overlay, charter)
+        return charter, records
 
 
 def _members(records: SwarmRecords) -> list[dict[str, Any]]:
