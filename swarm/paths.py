@@ -369,6 +369,11 @@ class SwarmDir:
     def prompts_dir(self) -> Path:
         return self.root / "prompts"
 
+    @property
+    def tokenizer_dir(self) -> Path:
+        """Of an organizer: the tokenizer's files, for prompts that are appended."""
+        return self.root / "tokenizer"
+
     def prompt_set_path(self, sha256: str) -> Path:
         return self.prompts_dir / f"{sha256}.jsonl"
 

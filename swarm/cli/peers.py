@@ -176,7 +176,7 @@ def read_members(path: Path) -> list[str]:
         raise DataError(f"{path}: cannot be read: {error}") from None
     words = [line.partition("#")[0].split() for line in lines]
     return [
-        _peer_id(found[0], f"{path}, line {number}")
+        checked_peer_id(found[0], f"{path}, line {number}")
         for number, found in enumerate(words, start=1)
         if found
     ]
@@ -189,12 +189,17 @@ def _check_peers(arguments: Arguments) -> list[str]:
         UsageError: one is no peer id.
     """
     try:
-        return [_peer_id(peer, "PEER") for peer in arguments.peers]
+        return [checked_peer_id(peer, "PEER") for peer in arguments.peers]
     except DataError as error:
         raise UsageError(str(error)) from None
 
 
-def _peer_id(text: str, where: str) -> str:
+def checked_peer_id(text: str, where: str) -> str:
+    """The peer id that a person wrote.
+
+    Raises:
+        DataError: it is none; `where` it stood.
+    """
     from swarm.errors import RemoteProtocolError
     from swarm.protocol.identity import public_key_of
 

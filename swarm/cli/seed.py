@@ -34,6 +34,7 @@ def add(verbs: Verbs) -> None:
         "  swarm-node seed a.jsonl 'reasoning-gym:gcd?size=500&seed=1' --tokenizer DIR\n"
         "  swarm-node seed gsm8k.jsonl --check ~/models/Qwen2.5-1.5B  what would it get?\n"
         "  swarm-node seed --append more.jsonl  add prompts to it\n"
+        "  swarm-node seed swarm1...            serve it as its second organizer (--co-organizer)\n"
         "  swarm-node seed --close              end it: members evaluate, keep the result, idle\n",
     )
     seed.add_argument(
@@ -116,6 +117,13 @@ def add(verbs: Verbs) -> None:
         help="keys that the DHT's records are spread over: 1 for a handful of members, 16 for 1000",
     )
     seed.add_argument(
+        "--co-organizer",
+        action="append",
+        default=[],
+        metavar="PEER_ID",
+        help="may amend the swarm too, with `seed INVITE`, or as a volunteer; repeatable",
+    )
+    seed.add_argument(
         "--append", action="append", metavar="PROMPTS", help="add prompts to the swarm; repeatable"
     )
     seed.add_argument(
@@ -157,10 +165,15 @@ def _seed(arguments: Arguments) -> int:
         raise UsageError("--json goes with --check; seed's result is the invite")
     request = _amendment(arguments)
     if request is not None:
-        return sign_amendment(data_dir, request)
+        return sign_amendment(data_dir, request, arguments.tokenizer)
+    invite = _invite(arguments, data_dir)
     data_dir.create()
     configure_logging(config.node.log_level, data_dir.log_path)
-    swarm_id = _found_or_find(arguments, data_dir)
+    if invite is None:
+        swarm_id, addresses = _found_or_find(arguments, data_dir), ()
+    else:
+        swarm_id, addresses = invite.swarm_id, invite.addresses
+        _keep_tokenizer(arguments.tokenizer, data_dir.swarm(swarm_id))
 
     from swarm.node.organizer import Organizer
 
@@ -169,7 +182,9 @@ def _seed(arguments: Arguments) -> int:
 
         announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         announced.add_done_callback(lambda f: None if f.cancelled() else out(f.result()))
-        node = Organizer(config, data_dir, swarm_id=swarm_id, announce_invite=announced)
+        node = Organizer(
+            config, data_dir, swarm_id=swarm_id, addresses=addresses, announce_invite=announced
+        )
         await node.run()
 
     run_async(run())
@@ -204,6 +219,40 @@ def _check(arguments: Arguments, config: Any) -> int:
         for line in lines(result):
             out(line)
     return ExitCode.OK
+
+
+def _invite(arguments: Arguments, data_dir: Any) -> Any:
+    """The invite in place of PROMPTS, to a swarm whose founder named this peer as an organizer.
+
+    Raises:
+        UsageError: it is damaged.
+        DataError: another swarm is in this data directory.
+    """
+    from swarm.protocol.invite import INVITE_PREFIX, Invite
+
+    word = arguments.prompts[0] if len(arguments.prompts) == 1 else ""
+    if not (word.startswith(INVITE_PREFIX) and word.isalnum()):
+        return None
+    invite = Invite.decode(word)
+    charter = _own_charter(data_dir)
+    if charter is not None and charter.swarm_id != invite.swarm_id:
+        raise DataError(
+            f"{data_dir.root} holds the swarm {charter.manifest.name!r} "
+            f"({charter.swarm_id.hex()[:16]}), the invite is to {invite.swarm_id.hex()[:16]}: "
+            "another --data-dir"
+        )
+    return invite
+
+
+def _keep_tokenizer(folder: Path | None, swarm_dir: Any) -> None:
+    if folder is None:
+        return
+    from swarm.node.genesis import store_tokenizer
+    from swarm.paths import user_path
+    from swarm.text.tokenizer import Tokenizer
+
+    Tokenizer.from_folder(user_path(folder))
+    store_tokenizer(user_path(folder), swarm_dir)
 
 
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
@@ -259,13 +308,14 @@ def _admit(members: list[str] | None, charter: Any, swarm_dir: Any, identity: An
         return
     missing = set(members) - (charter.members or frozenset())
     if missing or charter.members is None:
-        from swarm.node.organizer import amend
+        from swarm.node.amending import amend
 
         run_async(amend(charter, swarm_dir, identity, {"roster": {"add": sorted(missing)}}))
 
 
 def _options(arguments: Arguments) -> Any:
     """What the flags say about a new swarm."""
+    from swarm.cli.peers import checked_peer_id
     from swarm.node.genesis import SeedOptions
     from swarm.paths import user_path
 
@@ -297,6 +347,9 @@ def _options(arguments: Arguments) -> Any:
         max_completion_tokens=arguments.max_completion_tokens,
         stop=tuple(arguments.stop),
         record_shards=arguments.record_shards,
+        co_organizers=tuple(
+            checked_peer_id(peer, "--co-organizer") for peer in arguments.co_organizer
+        ),
     )
 
 
@@ -369,8 +422,14 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
     return asked[0] if asked else None
 
 
-def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
-    """Have the running organizer sign amendments, or sign them for its next start."""
+def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | None = None) -> int:
+    """Have the running node sign amendments, or sign them for its next start.
+
+    Args:
+        data_dir: of an organizer.
+        request: what `swarm.node.amending.amend` takes.
+        tokenizer: the folder of the swarm's, to append prompts with from now on.
+    """
     from swarm.control import control_request
     from swarm.errors import NotRunningError
     from swarm.protocol.identity import Identity
@@ -378,6 +437,7 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     charter = _own_charter(data_dir)
     if charter is None:
         raise UsageError(f"no swarm was seeded in {data_dir.root}; see `swarm-node seed --help`")
+    _keep_tokenizer(tokenizer, data_dir.swarm(charter.swarm_id))
     try:
         answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
         out(f"amendment {answer['amendments']} signed; members fetch it within a heartbeat")
@@ -385,7 +445,7 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
     except NotRunningError:
         pass
 
-    from swarm.node.organizer import amend
+    from swarm.node.amending import amend
     from swarm.stored import load_charter
 
     data_dir.lock()
@@ -398,6 +458,6 @@ def sign_amendment(data_dir: Any, request: dict[str, Any]) -> int:
         data_dir.unlock()
     out(
         f"amendment {len(charter.amendments)} signed; the organizer is not running: members get it "
-        "once `swarm-node seed` runs again"
+        "once it runs again (`swarm-node seed`)"
     )
     return ExitCode.OK

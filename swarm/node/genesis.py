@@ -20,7 +20,7 @@ from swarm.errors import DataError, UsageError
 from swarm.node import prompt_sources
 from swarm.node.prompt_sieve import Rewards, Sieve, Terms, complete, digests_of, without_repetitions
 from swarm.node.prompt_sources import Sourced
-from swarm.node.prompt_table import RenderedSet
+from swarm.node.prompt_table import RenderedSet, check_tokenizer
 from swarm.paths import DataDir, SwarmDir, write_atomic
 from swarm.protocol.charter import Charter
 from swarm.protocol.manifest import (
@@ -58,6 +58,7 @@ class SeedOptions:
         source_options: options of sources that name none.
         reward: empty: the sources' own where they agree, else `number`.
         drop_bad: leave out what cannot be used, and say so, in place of refusing it all.
+        co_organizers: peer ids of those who may amend the swarm besides.
     """
 
     prompts: tuple[str, ...]
@@ -78,6 +79,7 @@ class SeedOptions:
     max_completion_tokens: int = 512
     stop: tuple[str, ...] = ()
     record_shards: int = 4
+    co_organizers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ async def _make_genesis(options: SeedOptions, organizer: str, created_s: float) 
     manifest = Manifest(
         name=re.sub("[^A-Za-z0-9 ._-]", "_", title)[:64],
         created_s=created_s,
-        organizers=(organizer,),
+        organizers=tuple(dict.fromkeys((organizer, *options.co_organizers))),
         prompts=refs["prompts"],
         held_out=refs.get("held_out"),
         out_of_distribution=refs.get("out_of_distribution"),
@@ -201,14 +203,17 @@ def store_genesis(genesis: Genesis, options: SeedOptions, data_dir: DataDir) -> 
     swarm_dir = data_dir.swarm(genesis.manifest.swarm_id)
     for sha256, data in genesis.sets.items():
         write_atomic(swarm_dir.prompt_set_path(sha256), data)
-    for name in TOKENIZER_FILES:
-        if (options.tokenizer / name).is_file():
-            write_atomic(
-                swarm_dir.root / "tokenizer" / name, (options.tokenizer / name).read_bytes()
-            )
+    store_tokenizer(options.tokenizer, swarm_dir)
     write_atomic(swarm_dir.charter_path, Charter.from_genesis(genesis.manifest).to_bytes())
     data_dir.current = genesis.manifest.swarm_id
     return swarm_dir
+
+
+def store_tokenizer(folder: Path, swarm_dir: SwarmDir) -> None:
+    """Keep a tokenizer's files for prompts that are appended later."""
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            write_atomic(swarm_dir.tokenizer_dir / name, (folder / name).read_bytes())
 
 
 async def append_set(
@@ -220,7 +225,13 @@ async def append_set(
         DataError, UsageError: as `make_genesis`; also for prompts that the swarm has already.
     """
     manifest = charter.manifest
-    tokenizer = Tokenizer.from_folder(swarm_dir.root / "tokenizer")
+    if not swarm_dir.tokenizer_dir.is_dir():
+        raise UsageError(
+            "to append prompts, an organizer who did not found the swarm gives its tokenizer once: "
+            f"--tokenizer DIR (of {manifest.tokenizer.name!r})"
+        )
+    tokenizer = Tokenizer.from_folder(swarm_dir.tokenizer_dir)
+    check_tokenizer(manifest, tokenizer, str(swarm_dir.tokenizer_dir))
     sieve = Sieve(drop_bad)
     found = {"prompts": prompt_sources.read(sources)}
     kept = without_repetitions(found, sieve, digests_of(charter, swarm_dir))["prompts"]
@@ -273,7 +284,7 @@ def _shared_reward(options: SeedOptions, items: Sequence[Sourced]) -> PlainSpec 
     return replace(first, params={**first.params, **options.reward_params})
 
 
-_FLAGS = {"name": "swarm-name", "stop_token_ids": "stop"}
+_FLAGS = {"name": "swarm-name", "organizers": "co-organizer", "stop_token_ids": "stop"}
 
 
 def _flag(name: str) -> str:

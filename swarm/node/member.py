@@ -29,6 +29,7 @@ from swarm.net.dialing import MAX_CLOCK_SKEW_S
 from swarm.net.exchange import Exchange
 from swarm.net.overlay import Overlay
 from swarm.node.admission import Admission
+from swarm.node.amending import amend
 from swarm.node.membership import Membership, off_the_roster
 from swarm.node.peer_view import peers_snapshot
 from swarm.node.store import BlobStore
@@ -96,6 +97,7 @@ class Node:
         self._addresses = addresses
         self._fail_fast = fail_fast
         self._stop = asyncio.Event()
+        self._amending = asyncio.Lock()
         self.started_s = time.time()
         self._metrics: MetricsServer | None = None
         self._resources_read: dict[str, Any] = {}
@@ -394,6 +396,7 @@ class Node:
             "invite": self._invite,
             "stop": self._stop_command,
             "peers": self._peers_command,
+            "amend": self._amend,
             "ban": self._ban,
             "unban": self._unban,
         }
@@ -406,6 +409,12 @@ class Node:
             self.reception,
             time.monotonic(),
         )
+
+    async def _amend(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._amending:  # two at once would both follow the same amendment
+            charter = await amend(self.membership.charter, self.swarm_dir, self.identity, request)
+            await self.membership.amend(charter)
+        return {"amendments": len(charter.amendments)}
 
     async def _ban(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for peer in request["peers"]:

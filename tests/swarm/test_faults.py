@@ -100,10 +100,10 @@ def test_an_organizer_says_that_its_prompts_are_lost(swarm: Swarm) -> None:
     prompts.write_bytes(whole[:-1])
     wait_until(lambda: bool(organizer.status()["problems"]), "status says so", [organizer])
     (problem,) = organizer.status()["problems"]
-    assert "lost or damaged" in problem
+    assert "missing or damaged" in problem
     assert str(prompts) in problem
     shown = cli("doctor", "--offline", "--data-dir", str(organizer.data_dir))
-    assert "lost or damaged" in " ".join(shown.stdout.split())
+    assert "missing or damaged" in " ".join(shown.stdout.split())
     prompts.write_bytes(whole)
     wait_until(lambda: not organizer.status()["problems"], "all is well again", [organizer])
 

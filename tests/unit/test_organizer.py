@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import IdentityError
+from swarm.node.amending import amend
 from swarm.node.genesis import SeedOptions, make_genesis, store_genesis
-from swarm.node.organizer import amend
 from swarm.paths import DataDir
 from swarm.protocol.charter import Charter
 from swarm.protocol.identity import Identity
