@@ -162,6 +162,11 @@ class LimitsSection(Section):
     blob_store_mb: Positive = Field(
         default=2048, description="Disk for rollouts, in MB; the oldest are deleted first."
     )
+    run_log_mb: Positive = Field(
+        default=1024,
+        description="Disk for each of a run's logs of its steps, in MB; the oldest lines are "
+        "dropped first, those of evaluations never.",
+    )
     call_timeout_s: Seconds = Field(
         default=3600.0,
         description="For one thing that the learner does: loading the model, sampling, a step. One "

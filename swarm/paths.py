@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from swarm.errors import ConfigError, DataError, TryAgainError
 
@@ -113,14 +113,16 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file whole: a reader sees the old bytes or the new ones, also after a crash."""
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """What is written takes a file's place at the end: a reader sees the old bytes or the new ones,
+    also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with naming(path), os.fdopen(fd, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -129,8 +131,14 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file whole, as `replacing`."""
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
 _DRAFT_NAME = re.compile(r"\..+\.([0-9]{1,9})\.tmp")
-"""Of `write_atomic` and `draft_folder`, with the pid of the writer."""
+"""Of `replacing` and `draft_folder`, with the pid of the writer."""
 
 
 def draft_folder(parent: Path, purpose: str) -> Path:

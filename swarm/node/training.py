@@ -101,7 +101,7 @@ class TrainingLoop:
         self._on_progress = on_progress
         self._ledger = ledger
         self._config_digest = config.digest()
-        self.log = RunLog(run_dir)
+        self.log = RunLog(run_dir, config.limits.run_log_mb * 1_000_000)
         self._cursor = Cursor()
         self._noted_epoch = -1
         self._checkpointed = (-1, -1)
@@ -505,6 +505,7 @@ class TrainingLoop:
             return
         self.checkpoint_trouble = ""
         self._checkpointed = state
+        await asyncio.to_thread(self.log.shorten)
         log.info("checkpoint of step %d: %s", self.progress.step, answer["path"])
 
     # -- small things ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ end left out). Samples without an advantage, or that the filter drops for it, sk
 their divergence is not known.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,14 +160,15 @@ class StepLog:
         self._places: dict[int, tuple[int, int, int]] = {}
         offset = 0
         try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if line.endswith(b"\n"):
-                        step = self._parse(line, number).step
-                        while self._places and next(reversed(self._places)) >= step:
-                            self._places.popitem()
-                        self._places[step] = (number, offset, len(line))
-                    offset += len(line)
+            self._file = path.open("rb")  # kept open, since the node that runs may shorten the log
+            weakref.finalize(self, self._file.close)
+            for number, line in enumerate(self._file, start=1):
+                if line.endswith(b"\n"):
+                    step = self._parse(line, number).step
+                    while self._places and next(reversed(self._places)) >= step:
+                        self._places.popitem()
+                    self._places[step] = (number, offset, len(line))
+                offset += len(line)
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be read: {error.strerror or error}; a run writes it with its "
@@ -187,9 +189,8 @@ class StepLog:
         if step not in self._places:
             raise DataError(f"{self._path}: step {step} is not in it")
         number, offset, size = self._places[step]
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            return self._parse(file.read(size), number)
+        self._file.seek(offset)
+        return self._parse(self._file.read(size), number)
 
     def _parse(self, line: bytes, number: int) -> LoggedStep:
         try:
