@@ -44,12 +44,20 @@ def add_verb(
     return sub
 
 
+def _folder(text: str) -> str:
+    """A folder's name; an empty one is a variable of the shell that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no folder")
+    return text
+
+
 def add_data_dir(parser: argparse.ArgumentParser, *parts: argparse.ArgumentParser) -> None:
     """Declare `--data-dir`, of a verb that has parts before and behind the part's name."""
     for place in (parser, *parts):
         place.add_argument(
             "--data-dir",
             metavar="DIR",
+            type=_folder,
             default=None if place is parser else argparse.SUPPRESS,
             help="default: $XDG_DATA_HOME/swarm-node",
         )

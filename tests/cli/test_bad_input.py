@@ -296,3 +296,9 @@ def test_the_data_directory_may_stand_before_a_verbs_part(
     named = (*words[:place], "--data-dir", str(data_dir), *words[place + 1 :])
     result = asked(*named)
     assert str(data_dir) in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("verb", [("init",), ("stop",), ("identity", "show"), ("leave",)])
+def test_an_empty_data_directory_is_not_the_default_one(asked: Ask, verb: tuple[str, ...]) -> None:
+    """As in `--data-dir "$DIR"`, with no such variable."""
+    refused(asked(*verb, "--data-dir", ""), 2, "--data-dir", "empty")
