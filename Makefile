@@ -18,7 +18,7 @@ PEERS_STAMP := $(PEERS_VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/swarm-node demo $(ARGS)
 
-# A swarm of two real models, SmolLM2-135M and a cut of it; ten minutes on two cores.
+# A swarm of two real models, SmolLM2-135M and a cut of it; five minutes on two idle cores.
 smol: build/smollm2
 	$(BIN)/python -m scripts.smol --models build/smollm2 --out build/smol-$$(date +%Y%m%d-%H%M%S) $(ARGS)
 

@@ -138,6 +138,7 @@ def summarize(
                 "accuracy_start": training.get("accuracy_start"),
                 "accuracy_end": training.get("accuracy"),
                 "accuracies": training.get("accuracies", []),
+                "rewards": training.get("rewards", []),
                 "groups_made": training.get("groups_made", 0),
                 "groups_fetched": exchange.get("groups_fetched", 0),
                 "groups_rejected": exchange.get("groups_rejected", 0),
