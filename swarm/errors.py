@@ -95,6 +95,10 @@ class RemoteProtocolError(SwarmError):
         self.detail = detail
 
 
+MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading raises over a file that cannot be read, or does not hold what it should."""
+
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.config import ModelSection
-from swarm.errors import ConfigError, DataError, first_line
+from swarm.errors import MALFORMED, ConfigError, DataError, first_line
 from swarm.paths import parse_json, user_path
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -84,7 +84,7 @@ def read_adapter_form(folder: Path) -> AdapterForm:
         config = parse_json(path.read_text(encoding="utf-8"))
         kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
         targets = config["target_modules"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise DataError(f"{path}: not the configuration of a LoRA adapter: {error!r}") from None
     plain = {
         "bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None,

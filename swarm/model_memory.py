@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swarm.config import ModelSection, NodeConfig
-from swarm.errors import ConfigError, DataError
+from swarm.errors import MALFORMED, ConfigError, DataError
 from swarm.paths import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -116,14 +116,7 @@ class ModelFacts:
             intermediate = int(
                 config.get("intermediate_size") or config.get("n_inner") or 4 * hidden
             )
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
+        except MALFORMED as error:
             raise DataError(f"{path}: the model's sizes cannot be read: {error!r}") from None
         shapes = dict(_weights(folder))
         tied = config.get("tie_word_embeddings", False)
@@ -446,5 +439,5 @@ def _weights(folder: Path) -> Iterator[tuple[str, list[int]]]:
             for name, tensor in header.items():
                 if name != "__metadata__":
                     yield name, [int(size) for size in tensor["shape"]]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except (*MALFORMED, struct.error) as error:
             raise DataError(f"{path}: its header cannot be read: {error!r}") from None

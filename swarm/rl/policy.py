@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swarm import model_files
 from swarm.config import ModelSection
-from swarm.errors import ConfigError, DataError, first_line
+from swarm.errors import MALFORMED, ConfigError, DataError, first_line
 from swarm.paths import parse_json
 from swarm.rl import adapters
 from swarm.rl.device import choose_device, choose_dtype
@@ -432,24 +432,14 @@ def _check_weight_files(folder: Path) -> None:
         )
     try:
         shards = set(parse_json(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise DataError(f"{index}: not a weight index: {error!r}") from None
     missing = sorted(name for name in shards if not (folder / str(name)).is_file())
     if missing:
         raise DataError(f"{folder}: weight files are missing: {', '.join(missing[:3])}")
 
 
-_UNLOADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    StrictDataclassError,
-    SafetensorError,
-)
+_UNLOADABLE = (*MALFORMED, RuntimeError, StrictDataclassError, SafetensorError)
 """What transformers raises over a folder that does not hold what it should."""
 
 
