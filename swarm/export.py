@@ -103,9 +103,7 @@ def _link_chosen(run: RunDir, step: int | None, last: bool, place: Path) -> dict
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
+    except OSError:  # a file system without hard links; of a file that is gone, this fails too
         shutil.copyfile(source, target)
 
 

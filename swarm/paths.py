@@ -12,6 +12,7 @@ Does not know: what the files hold.
     <data>/control                 link to the control socket
     <data>/swarms/<id>/            one swarm
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
+        tokenizer/                 of an organizer: for prompts that are appended
         peers.json                 addresses of members seen
         node.toml, invite          how it was joined
         epoch                      the latest one that this node published in, over all runs

@@ -368,7 +368,7 @@ def _own_charter(data_dir: Any) -> Any:
     if Identity.load_or_create(data_dir.identity_path).peer_id not in charter.manifest.organizers:
         raise IdentityError(
             f"the swarm {charter.manifest.name!r} in {data_dir.root} was joined, not seeded there; "
-            "only its organizer serves it with `seed` and amends it. To go on in it: "
+            "only its organizers serve it with `seed` and amend it. To go on in it: "
             "`swarm-node join`. For a swarm of your own: another --data-dir"
         )
     return charter

@@ -62,7 +62,7 @@ async def amend(
     append = None
     charter.check_organizer(identity.peer_id)
     if "append" in request:
-        from swarm.node.genesis import append_set
+        from swarm.node.genesis import append_set  # with tokenizers, which few members need
 
         sources, drop_bad = request["append"], bool(request.get("drop_bad"))
         append = await append_set(charter, swarm_dir, sources, drop_bad=drop_bad)

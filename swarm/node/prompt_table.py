@@ -141,7 +141,7 @@ async def render_set(
 
 
 def check_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str) -> None:
-    """Refuse a model whose vocabulary is not the swarm's.
+    """Refuse a tokenizer whose vocabulary is not the swarm's.
 
     Raises:
         DataError: names both tokenizers.
@@ -149,10 +149,10 @@ def check_tokenizer(manifest: Manifest, tokenizer: Tokenizer, name: str) -> None
     mine = tokenizer.fingerprint()
     if mine != manifest.tokenizer.fingerprint:
         raise DataError(
-            f"tokenizer mismatch: the model {name!r} has fingerprint {mine[:16]} with "
+            f"tokenizer mismatch: that of {name!r} has fingerprint {mine[:16]} with "
             f"{tokenizer.vocab_size} tokens, the swarm uses {manifest.tokenizer.name!r} with "
             f"fingerprint {manifest.tokenizer.fingerprint[:16]} and "
-            f"{manifest.tokenizer.vocab_size} tokens; join with a model of that family"
+            f"{manifest.tokenizer.vocab_size} tokens; give a model or tokenizer of that family"
         )
 
 

@@ -17,14 +17,14 @@ from nodes import (
 from swarm.protocol.identity import Identity
 
 
-def made_identity(folder: Path) -> str:
-    """The peer id of a node that will have this data directory."""
-    folder.mkdir()
-    return Identity.load_or_create(folder / "identity.key").peer_id
+def peer_id_of(data_dir: Path) -> str:
+    """Of the node that has or will have this data directory."""
+    data_dir.mkdir(exist_ok=True)
+    return Identity.load_or_create(data_dir / "identity.key").peer_id
 
 
 def test_a_second_organizer_serves_and_a_third_trains(tmp_path: Path) -> None:
-    second, third = (made_identity(tmp_path / name) for name in ("second", "third"))
+    second, third = (peer_id_of(tmp_path / name) for name in ("second", "third"))
     more = {
         name: str(write_prompts(tmp_path / f"{name}.jsonl", sums([first], [2, 3])))
         for name, first in (("second", 8), ("third", 9))
@@ -39,7 +39,7 @@ def test_a_second_organizer_serves_and_a_third_trains(tmp_path: Path) -> None:
         # Who was not named learns at once who was.
         stranger = swarm.start("stranger", "seed", swarm.invite, *settings(LOOPBACK))
         assert stranger.process.wait(60) == 77
-        for peer in (stranger_id(stranger.data_dir), founder.peer_id, second, third):
+        for peer in (peer_id_of(stranger.data_dir), founder.peer_id, second, third):
             assert peer in stranger.log()
 
         # The second one has terms and prompts of the others, and goes on when the founder has left.
@@ -72,7 +72,3 @@ def test_a_second_organizer_serves_and_a_third_trains(tmp_path: Path) -> None:
         assert cli("seed", "--close", *where).returncode == 0
         wait_until(lambda: bool(trainer.status()["training"]["finished"]), "the end", both)
         assert (other.stop(), trainer.stop()) == (0, 0)
-
-
-def stranger_id(data_dir: Path) -> str:
-    return Identity.load_or_create(data_dir / "identity.key").peer_id
