@@ -173,7 +173,7 @@ def _seed(arguments: Arguments) -> int:
         swarm_id, addresses = _found_or_find(arguments, data_dir), ()
     else:
         swarm_id, addresses = invite.swarm_id, invite.addresses
-        _keep_tokenizer(arguments.tokenizer, data_dir.swarm(swarm_id))
+        _keep_tokenizer(arguments.tokenizer, data_dir.swarm(swarm_id), _own_charter(data_dir))
 
     from swarm.node.organizer import Organizer
 
@@ -244,15 +244,20 @@ def _invite(arguments: Arguments, data_dir: Any) -> Any:
     return invite
 
 
-def _keep_tokenizer(folder: Path | None, swarm_dir: Any) -> None:
+def _keep_tokenizer(folder: Path | None, swarm_dir: Any, charter: Any) -> None:
+    """For prompts that are appended; `charter` is None where the terms are not known yet."""
     if folder is None:
         return
     from swarm.node.genesis import store_tokenizer
+    from swarm.node.prompt_table import check_tokenizer
     from swarm.paths import user_path
     from swarm.text.tokenizer import Tokenizer
 
-    Tokenizer.from_folder(user_path(folder))
-    store_tokenizer(user_path(folder), swarm_dir)
+    folder = user_path(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    if charter is not None:
+        check_tokenizer(charter.manifest, tokenizer, str(folder))
+    store_tokenizer(folder, swarm_dir)
 
 
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
@@ -437,7 +442,7 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
     charter = _own_charter(data_dir)
     if charter is None:
         raise UsageError(f"no swarm was seeded in {data_dir.root}; see `swarm-node seed --help`")
-    _keep_tokenizer(tokenizer, data_dir.swarm(charter.swarm_id))
+    _keep_tokenizer(tokenizer, data_dir.swarm(charter.swarm_id), charter)
     try:
         answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
         out(f"amendment {answer['amendments']} signed; members fetch it within a heartbeat")

@@ -1,5 +1,6 @@
 """A swarm of several organizers: each amends it, serving it or training in it."""
 
+import json
 from pathlib import Path
 
 from nodes import (
@@ -23,11 +24,21 @@ def peer_id_of(data_dir: Path) -> str:
     return Identity.load_or_create(data_dir / "identity.key").peer_id
 
 
+def another_tokenizer(folder: Path) -> Path:
+    """The swarm's, but that two tokens have changed places."""
+    folder.mkdir()
+    tokenizer = json.loads((SMALL / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["8"], words["9"] = words["9"], words["8"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
 def test_a_second_organizer_serves_and_a_third_trains(tmp_path: Path) -> None:
     second, third = (peer_id_of(tmp_path / name) for name in ("second", "third"))
     more = {
         name: str(write_prompts(tmp_path / f"{name}.jsonl", sums([first], [2, 3])))
-        for name, first in (("second", 8), ("third", 9))
+        for name, first in (("second", 8), ("third", 9), ("again", 7))
     }
     with Swarm(tmp_path) as swarm:
         prompts = write_prompts(tmp_path / "prompts.jsonl", sums(range(3, 7), range(2, 6)))
@@ -58,13 +69,22 @@ def test_a_second_organizer_serves_and_a_third_trains(tmp_path: Path) -> None:
             lambda: trainer.status()["swarm"]["prompts"] == 18, "prompts of the second", both
         )
 
+        # Another tokenizer is refused, and does not take the place of the one that is kept.
+        wrong = ("--tokenizer", str(another_tokenizer(tmp_path / "wrong")))
+        refused = cli("seed", "--append", more["again"], *wrong, *where)
+        assert refused.returncode == 78
+        assert "tokenizer mismatch" in refused.stderr
+        done = cli("seed", "--append", more["again"], *where)
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: trainer.status()["swarm"]["prompts"] == 20, "two more", both)
+
         where = ("--data-dir", str(trainer.data_dir))
         done = cli("seed", "--append", more["third"], "--tokenizer", str(SMALL), *where)
         assert done.returncode == 0, done.stderr
-        wait_until(lambda: other.status()["swarm"]["prompts"] == 20, "prompts of the third", both)
+        wait_until(lambda: other.status()["swarm"]["prompts"] == 22, "prompts of the third", both)
         wait_until(
             lambda: (
-                {g["prompt_id"] for s in trainer.steps() for g in s["groups"]} == set(range(20))
+                {g["prompt_id"] for s in trainer.steps() for g in s["groups"]} == set(range(22))
             ),
             "all are trained on",
             both,
