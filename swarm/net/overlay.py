@@ -246,6 +246,15 @@ class Overlay:
         self._up.set()
 
     async def _close(self) -> None:
+        """End the daemon and what goes on through it; whole, also when the caller is cancelled."""
+        closing = asyncio.create_task(self._close_now(), name="overlay close")
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    async def _close_now(self) -> None:
         node, daemon = self._node, self._daemon
         self._node = self._daemon = None
         self._up.clear()

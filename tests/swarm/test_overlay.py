@@ -19,7 +19,7 @@ from overlay_fixture import daemon_pid, daemons, kill_daemon, nest, until
 from swarm.errors import ConfigError, TryAgainError, UsageError
 from swarm.net import dialing
 from swarm.net import overlay as overlay_module
-from swarm.net.daemon import NetworkError
+from swarm.net.daemon import Daemon, NetworkError
 from swarm.net.hivemind_lean import DHTID, DictionaryDHTValue, PeerID, ValueWithExpiration
 from swarm.net.overlay import Overlay
 from swarm.protocol.identity import Identity
@@ -465,6 +465,23 @@ class TestDaemon:
             assert await getting in ({}, {(two.peer_id, b""): b"x"})
             await two.stop()
             await one.stop()
+
+    async def test_a_stop_while_a_dead_daemon_is_seen_off_leaves_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        close, closing = Daemon._close_p2p, asyncio.Event()
+
+        async def close_slowly(daemon: Daemon) -> None:
+            closing.set()
+            await asyncio.sleep(0.2)
+            await close(daemon)
+
+        monkeypatch.setattr(Daemon, "_close_p2p", close_slowly)
+        async with nest() as nests:  # which finds its sockets and tasks
+            alone = await nests.start()
+            kill_daemon(alone)
+            await closing.wait()
+            await alone.stop()
 
 
 class TestStart:
