@@ -61,6 +61,7 @@ class LearnerProcess:
         self._threads = threads
         self._module = module
         self._child: _Child | None = None
+        self._last_end: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._last_id = 0
         self.busy_with = ""
@@ -174,12 +175,14 @@ class LearnerProcess:
 
     async def _end_child(self, *, kill: bool = False) -> None:
         child, self._child = self._child, None
-        if child is None or child.end is None:
-            return
-        if kill and child.process.returncode is None:
-            child.process.kill()
-        child.writer.close()
-        await asyncio.shield(child.end)
+        if child is not None:
+            if kill and child.process.returncode is None:
+                child.process.kill()
+            child.writer.close()
+            self._last_end = child.end
+        # Also of a child whose end was waited for by a call that was cancelled meanwhile.
+        if self._last_end is not None:
+            await asyncio.shield(self._last_end)
 
     @staticmethod
     async def _dump_stacks(child: _Child) -> None:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,27 +177,26 @@ class Node:
                 on_charter=self.on_charter,
             )
             control = ControlServer(self.data_dir.place_control_socket(), self.handlers())
-            try:
+            # Each part that was started is stopped, the last one first, whatever the others raise.
+            async with AsyncExitStack() as started:
                 await self.overlay.start()
+                started.push_async_callback(self.overlay.stop)
                 write_atomic(self.data_dir.port_path, f"{self.overlay.port}\n".encode())
                 await self.exchange.start()
                 await control.start()
-                await self._start_metrics()
+                started.push_async_callback(control.stop)
+                await self._start_metrics(started)
+                started.push_async_callback(self._say_farewell)
+                started.callback(notify, "STOPPING=1")
                 notify("READY=1\nSTATUS=looking for members")
-                await self.work()
-            except Stopped:
-                log.info("stopping")
-            finally:
-                notify("STOPPING=1")
-                await self.close()
-                if self._metrics is not None:
-                    await self._metrics.stop()
-                await control.stop()
-                await self.overlay.stop()
+                try:
+                    await self.work()
+                except Stopped:
+                    log.info("stopping")
         finally:
             self.ledger.close()
 
-    async def _start_metrics(self) -> None:
+    async def _start_metrics(self, started: AsyncExitStack) -> None:
         settings = self.config.metrics
         if not settings.enabled:
             return
@@ -214,6 +214,7 @@ class Node:
                 f"{error.strerror or error}; choose another, or 0 for any"
             ) from None
         self._metrics = server
+        started.push_async_callback(server.stop)
         log.info("metrics at http://%s:%d/metrics", settings.host, server.port)
 
     async def work(self) -> None:
@@ -221,7 +222,7 @@ class Node:
         await self.join()
         await self.unless_stopped(self.membership.run())
 
-    async def close(self) -> None:
+    async def _say_farewell(self) -> None:
         """Tell the others that this node leaves."""
         if self.membership.charter_bytes is not None:
             try:

@@ -208,6 +208,19 @@ async def test_close_ends_it_in_the_middle_of_work(learner: LearnerProcess) -> N
     await learner.close()  # twice does no harm
 
 
+async def test_close_waits_for_a_child_that_a_cancelled_call_was_ending(
+    learner: LearnerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.learner.process.STACKS_S", 0.0)
+    pid = learner.pid
+    assert pid is not None
+    call = asyncio.create_task(learner.call("sleep", timeout_s=0.2, seconds=60.0))
+    await _until(lambda: not learner.alive)  # killed, and not reaped yet
+    call.cancel()
+    await learner.close()
+    assert not psutil.pid_exists(pid)
+
+
 async def test_stop_is_answered(learner: LearnerProcess) -> None:
     assert (await learner.call("stop", timeout_s=PATIENCE_S))["ok"]
     await _until(lambda: not learner.alive)
