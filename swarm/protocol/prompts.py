@@ -7,13 +7,14 @@ made), rewards, who owns a prompt (the caller says).
 A prompt id counts through all sets of a swarm in turn: the genesis set, then the appended ones.
 """
 
+import codecs
 import hashlib
 import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ MAX_MESSAGES = 64
 MAX_ID_CHARS = 256
 MAX_TAGS = 32
 MAX_TAG_CHARS = 64
+MAX_LINE_BYTES = 4 << 20
+"""More than any prompt takes with every character escaped; a longer line is no prompt file's."""
+
 # Enough to find own prompts where a small set is shared by hundreds of peers; 60 ms of hashing.
 VISITS_PER_CALL = 4096
 
@@ -111,17 +115,21 @@ def read_lines(path: Path) -> Iterator[tuple[int, Prompt | str]]:
     """The lines of a user's prompt file: number, and the prompt or what is wrong with the line.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or has a line that is no prompt file's.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise DataError(
+                        f"{path}:{number}: a line of {MAX_LINE_BYTES >> 20} MiB or more; one JSON "
+                        "object a line is right"
+                    )
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    yield number, _prompt_or_problem(text)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    for number, line in _lines(data.removeprefix(b"\xef\xbb\xbf")):
-        try:
-            yield number, prompt_of(_load(line))
-        except ValueError as error:
-            yield number, str(error)
 
 
 def content_digest(prompt: Prompt) -> bytes:
@@ -338,6 +346,13 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"malformed JSON: {name} is no number")
+
+
+def _prompt_or_problem(line: bytes) -> Prompt | str:
+    try:
+        return prompt_of(_load(line))
+    except ValueError as error:
+        return str(error)
 
 
 def prompt_of(value: Any) -> Prompt:

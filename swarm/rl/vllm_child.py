@@ -5,7 +5,8 @@ It imports none of it, because the interpreter may be another one, with vLLM and
 
 Messages are as in swarm.learner.ipc: a u32 little-endian length, then one msgpack map. A request is
 {"op", "arguments"}, its reply {"ok": True, ...} or {"ok": False, "kind", "error"}. Token ids and
-log-probs are the bytes of little-endian int32 and float32 arrays.
+log-probs are the bytes of little-endian int32 and float32 arrays. The first message is an empty map
+from this side: an interpreter that runs this file sends it before it looks for vLLM.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ LENGTH = struct.Struct("<I")
 
 PARENT_CHECK_S = 5.0
 """How often the process looks whether the learner still is its parent."""
+
+GREETING = LENGTH.pack(1) + b"\x80"
 
 NO_VLLM = 69
 """Exit status where vLLM cannot be imported."""
@@ -212,6 +215,8 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable()
     number, parent = map(int, arguments)
     _die_with(parent)
+    with socket.socket(fileno=os.dup(number)) as connection:
+        connection.sendall(GREETING)
     try:
         import vllm  # noqa: F401 (takes seconds, in which the learner writes the weights)
         from msgspec import msgpack  # which vLLM needs too

@@ -6,12 +6,15 @@ log. Does not know: what the operations do.
 The child ends by itself when this process dies, however it dies.
 """
 
+import errno
 import logging
+import math
 import os
 import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,9 @@ CHILD = Path(__file__).with_name("vllm_child.py")
 EXIT_GRACE_S = 5.0
 """Time that the child has to end after its connection; then it is killed."""
 
+GREETING_S = 60.0
+"""Time that an interpreter has to begin with the child's code; it takes a tenth of a second."""
+
 DEATH_CHECK_S = 1.0
 """How often a wait for an answer looks whether the child lives: a process that it forked may hold
 its socket open."""
@@ -36,6 +42,9 @@ INSTALL = (
     "install it with pip install 'swarm-node[vllm]', or let engine.python name the interpreter of "
     "an environment that has it"
 )
+
+
+_NO_PROGRAM = {errno.ENOENT, errno.EACCES, errno.ENOEXEC}
 
 
 class VllmFailedError(LearnerError):
@@ -57,6 +66,7 @@ class VllmProcess:
 
     def __init__(self, python: str, log_path: Path, environment: Mapping[str, str]) -> None:
         self._log_path = log_path
+        self._greeted = False
         self._python = str(Path(python).expanduser()) if python else sys.executable
         inherited = dict(os.environ)
         if python:  # another environment's libraries are none of it
@@ -74,16 +84,10 @@ class VllmProcess:
                     pass_fds=(theirs.fileno(),),
                     env=inherited | dict(environment),
                 )
-        except (FileNotFoundError, PermissionError) as error:
-            self._socket.close()
-            if error.filename != self._python:
-                raise LearnerError(f"vLLM cannot be started: {error}") from error
-            raise ConfigError(
-                f"engine.python = {python!r}: {error.strerror}; name a Python interpreter of an "
-                "environment that has vLLM"
-            ) from None
         except OSError as error:
             self._socket.close()
+            if error.filename == self._python and error.errno in _NO_PROGRAM:
+                raise self._no_interpreter(error.strerror) from None
             raise LearnerError(f"vLLM cannot be started: {error}") from error
         log.info("vLLM started, pid %d, log in %s", self._process.pid, log_path)
 
@@ -99,9 +103,11 @@ class VllmProcess:
         """Have the child do something.
 
         Raises:
-            ConfigError: its interpreter has no vLLM.
+            ConfigError: its interpreter is no Python, or has no vLLM; the child is gone then.
             VllmFailedError: it died, or the operation failed; it is gone then.
         """
+        if not self._greeted:
+            self._await_greeting()
         try:
             self._socket.sendall(ipc.pack({"op": op, "arguments": arguments}))
             reply = self._answer()
@@ -134,9 +140,33 @@ class VllmProcess:
             self._process.kill()
             self._process.wait()
 
-    def _answer(self) -> dict[str, Any] | None:
-        """The next message; None when the child is gone without one."""
+    def _await_greeting(self) -> None:
+        """See to it that the interpreter runs the child's code; before that its end is not vLLM's."""
+        deadline = time.monotonic() + GREETING_S
+        self._greeted = self._answer(deadline) is not None
+        if self._greeted:
+            return
+        late = time.monotonic() >= deadline
+        if late:
+            self._process.kill()
+        self.close()
+        end = fate(self._process.returncode)
+        if self._process.returncode < 0 and not late:  # any program may be killed
+            raise VllmFailedError(f"vLLM (pid {self.pid}) {end} before it began")
+        raise self._no_interpreter(
+            (f"it did not begin within {GREETING_S:.0f} s" if late else f"it {end}")
+            + f" in place of running {CHILD.name}{last_lines(self._log_path)}"
+        )
+
+    def _no_interpreter(self, problem: str | None) -> ConfigError:
+        return ConfigError(
+            f"engine.python = {self._python!r} must name the Python interpreter of an environment "
+            f"that has vLLM: {problem}"
+        )
+
+    def _answer(self, deadline: float = math.inf) -> dict[str, Any] | None:
+        """The next message; None when the child is gone, or the time over, without one."""
         while not select.select([self._socket], [], [], DEATH_CHECK_S)[0]:
-            if not self.alive:
+            if not self.alive or time.monotonic() >= deadline:
                 return None
         return ipc.receive(self._socket)

@@ -9,6 +9,7 @@ import pytest
 from swarm.errors import DataError, RemoteProtocolError
 from swarm.protocol.manifest import PromptSetRef, RewardSpec
 from swarm.protocol.prompts import (
+    MAX_PROMPT_CHARS,
     VISITS_PER_CALL,
     Cursor,
     Prompt,
@@ -143,6 +144,13 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.jsonl", tmp_path):
         with pytest.raises(DataError, match=str(path)):
             read_jsonl(path)
+
+
+def test_an_endless_line_is_refused_before_it_fills_memory(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^/dev/zero:1: a line of 4 MiB or more; one JSON object"):
+        read_jsonl(Path("/dev/zero"))
+    longest = '{"prompt":"' + "\\ud83d\\ude00" * MAX_PROMPT_CHARS + '","answer":"b"}'
+    assert read(tmp_path, longest)[0].prompt == "\U0001f600" * MAX_PROMPT_CHARS
 
 
 # -- the set -------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from swarm.errors import ConfigError, LearnerError
 from swarm.paths import RunDir
 from swarm.protocol.rollout import Finish
 from swarm.rl import vllm_engine as module
+from swarm.rl import vllm_process
 from swarm.rl.engine import SamplingParams
 from swarm.rl.policy import Policy
 from swarm.rl.vllm_engine import VllmEngine
@@ -214,6 +215,36 @@ def test_no_vllm_no_interpreter_no_start(run: Run, full: Policy, tmp_path: Path)
     with pytest.raises(LearnerError, match=r"load: vLLM .* was killed by SIGKILL"):
         run.engine(full)
     assert not list((run.folder / "shm").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (b"#!/bin/sh\nexit 3\n", r"it ended with exit status 3 in place of running vllm_child\.py"),
+        (b"#!/bin/sh\nexec sleep 60\n", r"it did not begin within 1 s"),
+        (b"no program\n", r"Exec format error"),
+        (b"#!/bin/sh\nkill -9 $$\n", None),
+    ],
+)
+def test_an_interpreter_that_is_no_python(
+    run: Run,
+    full: Policy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: bytes,
+    says: str | None,
+) -> None:
+    """An error of the settings, since to start it again would never help; a killed one may."""
+    monkeypatch.setattr(vllm_process, "GREETING_S", 1.0)
+    path = tmp_path / "python"
+    path.write_bytes(program)
+    path.chmod(0o700)
+    if says is None:
+        with pytest.raises(VllmFailedError, match="was killed by SIGKILL before it began"):
+            run.engine(full, python=str(path))
+    else:
+        with pytest.raises(ConfigError, match=rf"engine\.python = .*: {says}"):
+            run.engine(full, python=str(path))
 
 
 @pytest.mark.parametrize(
