@@ -205,7 +205,6 @@ class DataDir:
 
     def __init__(self, root: Path) -> None:
         self.root = user_path(root)
-        self._lock_fd: int | None = None
 
     @property
     def identity_path(self) -> Path:
@@ -278,8 +277,9 @@ class DataDir:
                 f"data directory {self.root} cannot be made: {error}; choose another --data-dir"
             ) from None
 
-    def lock(self) -> None:
-        """Take the directory for this process until it ends.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory, which is made where it is missing, for this process.
 
         Raises:
             TryAgainError: another process holds it; the message names its pid.
@@ -295,12 +295,18 @@ class DataDir:
                 f"data directory {self.root} is in use by the node with pid {pid}; "
                 "stop it, or give this one another --data-dir"
             ) from None
-        self.create()  # what another may have removed in `unlock` meanwhile
+        self.create()  # what another may have removed meanwhile, giving it back
         with naming(self.lock_path):
             os.ftruncate(fd, 0)
             os.write(fd, f"{os.getpid()}\n".encode())
-        self._lock_fd = fd
-        self._delete_drafts()
+        try:
+            self._delete_drafts()
+            yield
+        finally:
+            with suppress(OSError):
+                self.runtime_dir.rmdir()  # leave no empty folder for sockets behind
+            os.ftruncate(fd, 0)
+            os.close(fd)
 
     def _delete_drafts(self) -> None:
         """What a killed process was writing, or deleting; another verb may be writing just now."""
@@ -315,15 +321,6 @@ class DataDir:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
-
-    def unlock(self) -> None:
-        """Give the directory back, and leave no empty folder for sockets behind."""
-        if self._lock_fd is not None:
-            with suppress(OSError):
-                self.runtime_dir.rmdir()
-            os.ftruncate(self._lock_fd, 0)
-            os.close(self._lock_fd)
-            self._lock_fd = None
 
     def swarm(self, swarm_id: bytes) -> "SwarmDir":
         return SwarmDir(self.root / "swarms" / swarm_id.hex())

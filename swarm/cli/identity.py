@@ -85,11 +85,8 @@ def _import(arguments: Arguments) -> int:
     if not file.exists():
         raise _missing(file)
     identity = Identity.load_or_create(file)
-    data_dir.lock()
-    try:
+    with data_dir.locked():
         kept = Identity.store(data_dir.identity_path, identity)
-    finally:
-        data_dir.unlock()
     if kept.peer_id != identity.peer_id:
         raise IdentityError(
             f"{data_dir.identity_path} is {kept.peer_id} already; export it, then move it away"

@@ -68,8 +68,6 @@ def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
         raise UsageError(
             f"no swarm has been joined in {data_dir.root} yet; give an invite: join swarm1..."
         )
-    data_dir.create()
-    configure_logging(config.node.log_level, data_dir.log_path)
 
     async def run() -> None:
         node = volunteer(
@@ -82,5 +80,7 @@ def join(arguments: Arguments, volunteer: "Callable[..., Volunteer]") -> int:
         )
         await node.run()
 
-    run_async(run())
+    with data_dir.locked():
+        configure_logging(config.node.log_level, data_dir.log_path)
+        run_async(run())
     return ExitCode.OK

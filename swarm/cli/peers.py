@@ -93,8 +93,7 @@ def _change_on_disk(arguments: Arguments) -> dict[str, Any]:
     from swarm.stored import current_charter
 
     data_dir = data_dir_of(arguments)
-    data_dir.lock()
-    try:
+    with data_dir.locked():
         admission = Admission(data_dir.bans_path, follow_bans=True)
         charter = current_charter(data_dir)
         if charter is not None:
@@ -102,8 +101,6 @@ def _change_on_disk(arguments: Arguments) -> dict[str, Any]:
         for peer in arguments.peers:
             (admission.ban if arguments.action == "ban" else admission.unban)(peer)
         return admission.view()
-    finally:
-        data_dir.unlock()
 
 
 def _report_lists(arguments: Arguments, lists: dict[str, Any]) -> None:

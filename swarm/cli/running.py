@@ -80,13 +80,10 @@ def _leave(arguments: Arguments) -> int:
     data_dir, swarm_dir = data_dir_of(arguments), swarm_dir_of(arguments)
     with contextlib.suppress(NotRunningError):
         _stop(arguments)
-    data_dir.lock()
-    try:
+    with data_dir.locked():
         data_dir.forget_current()
         if arguments.delete:
             shutil.rmtree(doomed(swarm_dir.root))
-    finally:
-        data_dir.unlock()
     out(
         f"left {swarm_dir.root.name[:16]}; "
         + (

@@ -167,8 +167,14 @@ def _seed(arguments: Arguments) -> int:
     if request is not None:
         return sign_amendment(data_dir, request, arguments.tokenizer)
     invite = _invite(arguments, data_dir)
-    data_dir.create()
-    configure_logging(config.node.log_level, data_dir.log_path)
+    with data_dir.locked():
+        configure_logging(config.node.log_level, data_dir.log_path)
+        _organize(arguments, config, data_dir, invite)
+    return ExitCode.OK
+
+
+def _organize(arguments: Arguments, config: Any, data_dir: Any, invite: Any) -> None:
+    """Found the swarm, or find it, and serve it until stopped."""
     if invite is None:
         swarm_id, addresses = _found_or_find(arguments, data_dir), ()
     else:
@@ -188,7 +194,6 @@ def _seed(arguments: Arguments) -> int:
         await node.run()
 
     run_async(run())
-    return ExitCode.OK
 
 
 def _check(arguments: Arguments, config: Any) -> int:
@@ -269,11 +274,7 @@ def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:
                 f"no swarm was seeded in {data_dir.root} yet; give a prompt file: seed PROMPTS"
             )
         return bytes(charter.swarm_id)
-    data_dir.lock()  # a node that runs here goes on with its own swarm
-    try:
-        return _found(arguments, data_dir, charter)
-    finally:
-        data_dir.unlock()
+    return _found(arguments, data_dir, charter)
 
 
 def _found(arguments: Arguments, data_dir: Any, charter: Any) -> bytes:
@@ -453,14 +454,11 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
     from swarm.node.amending import amend
     from swarm.stored import load_charter
 
-    data_dir.lock()
-    try:
+    with data_dir.locked():
         swarm_dir = data_dir.swarm(charter.swarm_id)
         charter = load_charter(swarm_dir, charter.swarm_id)
         identity = Identity.load_or_create(data_dir.identity_path)
         charter = run_async(amend(charter, swarm_dir, identity, request))
-    finally:
-        data_dir.unlock()
     out(
         f"amendment {len(charter.amendments)} signed; the organizer is not running: members get it "
         "once it runs again (`swarm-node seed`)"

@@ -68,7 +68,7 @@ class Node:
 
     Args:
         config: the resolved configuration.
-        data_dir: locked by `run`.
+        data_dir: held by the caller (`DataDir.locked`) for as long as `run` goes on.
         swarm_id: of the swarm to be in.
         addresses: members' addresses from the invite.
         fail_fast: give up when no member answers instead of retrying for ever.
@@ -112,12 +112,8 @@ class Node:
 
     async def run(self) -> None:
         """Start, work until stopped, and close everything in order."""
-        self.data_dir.lock()
-        try:
-            self.open_stores()
-            await self._take_part()
-        finally:
-            self.data_dir.unlock()
+        self.open_stores()
+        await self._take_part()
 
     def open_stores(self) -> None:
         """Open what is another node's as long as the data directory is not locked for this one."""

@@ -141,7 +141,7 @@ class VllmProcess:
             self._process.wait()
 
     def _await_greeting(self) -> None:
-        """See to it that the interpreter runs the child's code; before that its end is not vLLM's."""
+        """See to it that the interpreter runs the child's code: an end before it is not vLLM's."""
         deadline = time.monotonic() + GREETING_S
         self._greeted = self._answer(deadline) is not None
         if self._greeted:

@@ -202,14 +202,11 @@ def test_a_template_that_is_no_text(
 
 def test_a_running_node_keeps_its_swarm(asked: Ask, data_dir: Path, prompts: Path) -> None:
     held = DataDir(data_dir)
-    held.lock()
-    try:
+    with held.locked():
         held.current = bytes(32)
         result = asked("seed", str(prompts), "--tokenizer", str(SMALL), "--data-dir", str(data_dir))
         refused(result, 75, str(os.getpid()))
         assert held.current == bytes(32)
-    finally:
-        held.unlock()
 
 
 @pytest.mark.parametrize("when", ["0001-01-01", "1900-01-01", "soon"])

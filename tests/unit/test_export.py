@@ -204,6 +204,6 @@ def test_what_a_killed_reader_held_goes_when_a_node_starts(tmp_path: Path) -> No
     run_dir = RunDir.create(tmp_path / "swarms" / "ab" / "runs" / "0001")
     left = run_dir.root / ".reading-x.4194305.tmp"  # above Linux's highest pid
     (left / "step-00000002").mkdir(parents=True)
-    data_dir.lock()
-    data_dir.unlock()
+    with data_dir.locked():
+        pass
     assert not left.exists()

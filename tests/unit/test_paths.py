@@ -72,13 +72,10 @@ def test_the_control_socket_is_found_from_another_session(
 
 def test_a_node_that_ended_leaves_no_folder_for_sockets(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path / "data")
-    data_dir.lock()
-    assert data_dir.runtime_dir.is_dir()
-    data_dir.unlock()
-    assert not data_dir.runtime_dir.exists()
-    data_dir.lock()
-    assert data_dir.runtime_dir.is_dir()
-    data_dir.unlock()
+    for _ in range(2):
+        with data_dir.locked():
+            assert data_dir.runtime_dir.is_dir()
+        assert not data_dir.runtime_dir.exists()
 
 
 def test_drafts_of_killed_processes_are_deleted_at_the_next_start(tmp_path: Path) -> None:
@@ -93,8 +90,8 @@ def test_drafts_of_killed_processes_are_deleted_at_the_next_start(tmp_path: Path
         for name in (f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"):
             (folder / name).write_bytes(b"in use, or not ours")
     data_dir = DataDir(tmp_path)
-    data_dir.lock()
-    data_dir.unlock()
+    with data_dir.locked():
+        pass
     for folder in folders:
         left = {path.name for path in folder.iterdir() if path.name.endswith(".tmp")}
         assert left == {f".other.{os.getppid()}.tmp", ".mine.tmp", "1.tmp"}
@@ -123,8 +120,8 @@ def test_a_swarm_that_was_half_deleted_is_not_there(
             main(["leave", "--delete", "--data-dir", str(tmp_path)])
     assert not swarm_dir.root.exists()
     assert data_dir.current is None
-    data_dir.lock()
-    data_dir.unlock()
+    with data_dir.locked():
+        pass
     assert list(swarm_dir.root.parent.iterdir()) == []
 
 
@@ -138,8 +135,8 @@ def test_half_a_key_of_a_killed_process_is_deleted_at_the_next_start(tmp_path: P
     killed = subprocess.run([sys.executable, "-c", code, str(data_dir.identity_path)], check=False)
     assert killed.returncode == 9
     assert len(list(tmp_path.iterdir())) == 1
-    data_dir.lock()
-    data_dir.unlock()
+    with data_dir.locked():
+        pass
     assert [path.name for path in tmp_path.iterdir()] == [data_dir.lock_path.name]
 
 
