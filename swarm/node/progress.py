@@ -20,6 +20,20 @@ HISTORY = 512
 """Points of the accuracy and reward curves kept in memory and in the checkpoint."""
 
 
+BARREN_STEPS = 20
+"""Steps in a row that change nothing before the status calls it a problem."""
+
+
+_LEFT_OUT = (
+    "dropped_kl",
+    "dropped_advantage",
+    "dropped_duplicate",
+    "masked_truncated",
+    "invalid",
+    "not_finite",
+)
+
+
 @dataclass(slots=True)
 class Counts:
     """What this node did since the run began; survives restarts with the checkpoint."""
@@ -67,6 +81,7 @@ class Progress:
         accuracies: of each evaluation its step, its time (Unix seconds) and the share of prompts
             with the full reward in each set.
         evaluated_step: the step of the last evaluation; -1 before the first.
+        barren_steps: so many of the last steps, in a row, changed no weight.
         last_report: of the last step.
         tokens_per_s: of sampling, smoothed.
         step_s: seconds of a training step, smoothed.
@@ -79,6 +94,7 @@ class Progress:
         self.rewards: deque[float] = deque(maxlen=HISTORY)
         self.accuracies: list[dict[str, float]] = []
         self.evaluated_step = -1
+        self.barren_steps = 0
         self.last_report: dict[str, Any] = {}
         self.tokens_per_s = 0.0
         self.step_s = 1.0
@@ -136,6 +152,7 @@ class Progress:
         """A step was made on a batch; `report` is what `step_report` read."""
         self.step = report["step"]
         self.last_report = dict(report)
+        self.barren_steps = 0 if report["stepped"] else self.barren_steps + 1
         self.step_s = _smoothed(self.step_s, took_s)
         counts = self.counts
         counts.own_trained += report["own_trained"]
@@ -148,6 +165,23 @@ class Progress:
         counts.tokens_trained += report["tokens"]
         counts.steps_without_signal += not (report["stepped"] or report["nonfinite_gradient"])
         counts.steps_skipped_nonfinite += report["nonfinite_gradient"]
+
+    @property
+    def trouble(self) -> str:
+        """Why the run goes on and learns nothing; empty while it learns."""
+        if self.barren_steps < BARREN_STEPS:
+            return ""
+        report, reward = self.last_report, self.rewards[-1] if self.rewards else None
+        if report["nonfinite_gradient"]:
+            reason = "gradients are not finite; a lower train.learning_rate and --new-run may help"
+        elif report["groups_without_signal"] == report["groups"]:
+            reason = "the completions of a prompt all get the same reward" + (
+                f" (mean {reward:.2f})" if reward is not None else ""
+            )
+        else:
+            left_out = [f"{report[why]} {why}" for why in _LEFT_OUT if report[why]]
+            reason = f"all samples that teach are left out ({', '.join(left_out)})"
+        return f"the last {self.barren_steps} steps changed nothing: {reason}"
 
     @property
     def accuracy(self) -> float | None:

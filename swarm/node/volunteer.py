@@ -428,6 +428,7 @@ class Volunteer(Node):
             status["problems"].append(f"training has ended: {loop.end_reason()}")
         status["alone"] = self._trains_alone()
         progress = loop.progress
+        status["problems"] += filter(None, [progress.trouble])
         status["activity"] = asdict(progress.activity)
         status["model"] = {
             "path": self.config.model.path,

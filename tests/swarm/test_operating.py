@@ -314,3 +314,17 @@ def test_leave_ends_the_node_and_forgets_the_swarm(swarm: Swarm) -> None:
     assert not folder.exists()
     assert not bob.running
     assert "invite" in cli("join", *here).stderr
+
+
+def test_a_node_that_learns_nothing_says_so(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        never = dict.fromkeys(sums(range(11, 19), range(11, 19)), "-1")
+        swarm.seed(write_prompts(tmp_path / "prompts.jsonl", never))
+        node = swarm.join("ada", train__max_steps="25")
+        wait_until(lambda: node.step >= 20, "it takes its steps", swarm.nodes)
+        wait_until(
+            lambda: "steps changed nothing: the completions of a prompt all get the same reward "
+            "(mean 0.00)" in " ".join(node.status()["problems"]),
+            "the status says so",
+            swarm.nodes,
+        )

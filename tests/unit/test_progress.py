@@ -1,12 +1,13 @@
 """What a run did: where the learner's time goes, which step is best, what a checkpoint keeps."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from swarm.node import progress as module
-from swarm.node.progress import HISTORY, Counts, Progress
+from swarm.node.progress import BARREN_STEPS, HISTORY, Counts, Progress
 
 
 class Clock:
@@ -93,6 +94,39 @@ def test_best_is_above_all_before(accuracies: list[float], evaluated_step: int, 
     progress.accuracies = [{"step": n, "held_out": a} for n, a in enumerate(accuracies)]
     progress.evaluated_step = evaluated_step
     assert progress.is_best() is best
+
+
+REPORT = {
+    "step": 1, "stepped": False, "nonfinite_gradient": False, "groups": 4,
+    "groups_without_signal": 4, "own_trained": 0, "foreign_samples": 0, "foreign_trained": 0,
+    "dropped_advantage": 0, "dropped_kl": 0, "dropped_duplicate": 0, "masked_truncated": 0,
+    "invalid": 0, "not_finite": 0, "tokens": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({}, r"completions of a prompt all get the same reward \(mean 0\.25\)"),
+        (
+            {"groups_without_signal": 3, "dropped_kl": 5, "invalid": 1},
+            r"all samples that teach are left out \(5 dropped_kl, 1 invalid\)",
+        ),
+        ({"nonfinite_gradient": True, "groups_without_signal": 0}, "gradients are not finite"),
+    ],
+)
+def test_a_run_that_learns_nothing_says_so(report: dict[str, Any], reason: str) -> None:
+    progress = Progress()
+    progress.rewards.append(0.25)
+    for _ in range(BARREN_STEPS - 1):
+        progress.trained(REPORT | report, [], 1.0)
+    assert progress.trouble == ""
+    progress.trained(REPORT | report, [], 1.0)
+    assert re.fullmatch(
+        f"the last {BARREN_STEPS} steps changed nothing: .*{reason}.*", progress.trouble
+    )
+    progress.trained(REPORT | {"stepped": True, "groups_without_signal": 0}, [], 1.0)
+    assert progress.trouble == ""
 
 
 def test_a_checkpoint_brings_everything_back() -> None:
