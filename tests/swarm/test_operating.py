@@ -323,8 +323,10 @@ def test_a_node_that_learns_nothing_says_so(tmp_path: Path) -> None:
         node = swarm.join("ada", train__max_steps="25")
         wait_until(lambda: node.step >= 20, "it takes its steps", swarm.nodes)
         wait_until(
-            lambda: "steps changed nothing: the completions of a prompt all get the same reward "
-            "(mean 0.00)" in " ".join(node.status()["problems"]),
+            lambda: (
+                "steps changed nothing: the completions of a prompt all get the same reward "
+                "(mean 0.00)" in " ".join(node.status()["problems"])
+            ),
             "the status says so",
             swarm.nodes,
         )
