@@ -19,7 +19,7 @@ from swarm.paths import parse_json
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 8 << 20
-"""A status of a thousand members is well below; an amendment's prompt file travels by path."""
+"""A status of a thousand members is well below."""
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 

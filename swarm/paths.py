@@ -234,19 +234,31 @@ class DataDir:
     @property
     def runtime_dir(self) -> Path:
         """Folder of this node's sockets: short (a socket's path has at most 107 bytes), private."""
-        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
         base = os.environ.get("XDG_RUNTIME_DIR")
         if base and len(base) <= 40 and Path(base).is_dir():
-            return Path(base) / APP / digest
-        return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}" / digest
+            return Path(base) / APP / self._digest
+        return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}" / self._digest
+
+    @property
+    def _digest(self) -> str:
+        """Names this folder, by whatever path it is reached, and no copy of it."""
+        try:
+            found = self.root.stat()
+            name = f"{found.st_dev} {found.st_ino}"
+        except OSError:  # there is none yet
+            name = str(self.root)
+        return hashlib.sha256(name.encode()).hexdigest()[:12]
 
     @property
     def control_socket(self) -> Path:
         """Where the node that runs here answers, also when XDG_RUNTIME_DIR is another here."""
         try:
-            return self._socket_link.readlink()
+            path = self._socket_link.readlink()
         except OSError:
+            path = None
+        if path is None or path.parent.name != self._digest:  # a copied folder's: another node's
             return self.runtime_dir / "control.sock"
+        return path
 
     @property
     def _socket_link(self) -> Path:

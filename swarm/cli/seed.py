@@ -316,7 +316,7 @@ def _admit(members: list[str] | None, charter: Any, swarm_dir: Any, identity: An
     if missing or charter.members is None:
         from swarm.node.amending import amend
 
-        run_async(amend(charter, swarm_dir, identity, {"roster": {"add": sorted(missing)}}))
+        amend(charter, swarm_dir, identity, {"roster": {"add": sorted(missing)}})
 
 
 def _options(arguments: Arguments) -> Any:
@@ -397,10 +397,7 @@ def _amendment(arguments: Arguments) -> dict[str, Any] | None:
 
     asked: list[dict[str, Any]] = []
     if arguments.append is not None:
-        from swarm.node.prompt_sources import absolute
-
-        sources = [absolute(source) for source in arguments.append]
-        asked.append({"append": sources, "drop_bad": arguments.drop_bad})
+        asked.append({"append": arguments.append, "drop_bad": arguments.drop_bad})
     if arguments.close is not None:
         when = time.time()
         if arguments.close != "now":
@@ -433,7 +430,7 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
 
     Args:
         data_dir: of an organizer.
-        request: what `swarm.node.amending.amend` takes.
+        request: what `swarm.node.amending.amend` takes, or {"append": sources, "drop_bad": bool}.
         tokenizer: the folder of the swarm's, to append prompts with from now on.
     """
     from swarm.control import control_request
@@ -444,8 +441,12 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
     if charter is None:
         raise UsageError(f"no swarm was seeded in {data_dir.root}; see `swarm-node seed --help`")
     _keep_tokenizer(tokenizer, data_dir.swarm(charter.swarm_id), charter)
+    swarm_dir = data_dir.swarm(charter.swarm_id)
+    identity = Identity.load_or_create(data_dir.identity_path)
+    if "append" in request:
+        request = _stored(request, charter, swarm_dir, identity)
     try:
-        answer = control_request(data_dir.control_socket, "amend", timeout_s=300.0, **request)
+        answer = control_request(data_dir.control_socket, "amend", timeout_s=60.0, **request)
         out(f"amendment {answer['amendments']} signed; members fetch it within a heartbeat")
         return ExitCode.OK
     except NotRunningError:
@@ -455,12 +456,23 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
     from swarm.stored import load_charter
 
     with data_dir.locked():
-        swarm_dir = data_dir.swarm(charter.swarm_id)
         charter = load_charter(swarm_dir, charter.swarm_id)
-        identity = Identity.load_or_create(data_dir.identity_path)
-        charter = run_async(amend(charter, swarm_dir, identity, request))
+        charter = amend(charter, swarm_dir, identity, request)
     out(
         f"amendment {len(charter.amendments)} signed; the organizer is not running: members get it "
         "once it runs again (`swarm-node seed`)"
     )
     return ExitCode.OK
+
+
+def _stored(request: dict[str, Any], charter: Any, swarm_dir: Any, identity: Any) -> dict[str, Any]:
+    """Read, check and store prompts; what is left to ask for.
+
+    Here and not in the node that runs: a data set may take minutes, and a pipe is this process's.
+    """
+    from swarm.node.genesis import append_set
+
+    charter.check_organizer(identity.peer_id)
+    sources, drop_bad = request["append"], request["drop_bad"]
+    ref = run_async(append_set(charter, swarm_dir, sources, drop_bad=drop_bad))
+    return {"append": ref.model_dump(mode="json"), "sets": len(charter.prompt_sets)}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm.errors import UsageError
+from swarm.errors import TryAgainError, UsageError
 from swarm.paths import SwarmDir, write_atomic
 from swarm.protocol.charter import Action, AppendPrompts, Charter, CloseSwarm, MinimumVersion
 from swarm.protocol.identity import Identity
@@ -17,14 +17,14 @@ from swarm.protocol.manifest import PromptSetRef
 from swarm.protocol.roster import BanChange, RosterChange, changes_to
 
 
-def parse_actions(request: Mapping[str, Any], append: PromptSetRef | None) -> Sequence[Action]:
+def parse_actions(request: Mapping[str, Any]) -> Sequence[Action]:
     """The amendments that a command asks for.
 
     Raises:
         UsageError: it is none of append, close, minimum_version, roster, ban_list.
     """
-    if append is not None:
-        return [AppendPrompts(prompts=append)]
+    if "append" in request:
+        return [AppendPrompts(prompts=PromptSetRef.model_validate(request["append"]))]
     if "close_at_s" in request:
         return [CloseSwarm(at_s=float(request["close_at_s"]))]
     if "minimum_version" in request:
@@ -45,29 +45,27 @@ def parse_actions(request: Mapping[str, Any], append: PromptSetRef | None) -> Se
     )
 
 
-async def amend(
+def amend(
     charter: Charter, swarm_dir: SwarmDir, identity: Identity, request: Mapping[str, Any]
 ) -> Charter:
-    """Sign what a command asks for; appended prompts are rendered and stored first.
+    """Sign what a command asks for.
 
     Args:
-        request: one of {"append": sources, "drop_bad": bool}, {"close_at_s": Unix time},
-            {"minimum_version": text},
+        request: one of {"append": a `PromptSetRef`'s fields, "sets": how many sets of prompts the
+            swarm had when these were checked} (`swarm.node.genesis.append_set` makes and stores
+            the set), {"close_at_s": Unix time}, {"minimum_version": text},
             {"roster" or "ban_list": {"add": peer ids, "remove": peer ids}}.
 
     Raises:
         IdentityError: `identity` is no organizer of this swarm.
-        UsageError, DataError: what is asked for cannot be.
+        TryAgainError: prompts were added since the new ones were checked against the others.
+        UsageError: what is asked for cannot be.
     """
-    append = None
     charter.check_organizer(identity.peer_id)
-    if "append" in request:
-        from swarm.node.genesis import append_set  # with tokenizers, which few members need
-
-        sources, drop_bad = request["append"], bool(request.get("drop_bad"))
-        append = await append_set(charter, swarm_dir, sources, drop_bad=drop_bad)
+    if request.get("sets", len(charter.prompt_sets)) != len(charter.prompt_sets):
+        raise TryAgainError("other prompts were added to the swarm meanwhile; run this once more")
     extended = charter
-    for action in parse_actions(request, append):
+    for action in parse_actions(request):
         extended = extended.amended(action, time.time(), identity)
     write_atomic(swarm_dir.charter_path, extended.to_bytes())
     return extended

@@ -409,7 +409,7 @@ class Node:
 
     async def _amend(self, request: Mapping[str, Any]) -> dict[str, Any]:
         async with self._amending:  # two at once would both follow the same amendment
-            charter = await amend(self.membership.charter, self.swarm_dir, self.identity, request)
+            charter = amend(self.membership.charter, self.swarm_dir, self.identity, request)
             await self.membership.amend(charter)
         return {"amendments": len(charter.amendments)}
 

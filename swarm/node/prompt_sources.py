@@ -48,16 +48,6 @@ def is_file(source: str) -> bool:
     return not source.startswith((HUB, GYM))
 
 
-def absolute(source: str) -> str:
-    """The same source for a process with another working directory."""
-    if is_file(source):
-        return str(user_path(source))
-    name = source.removeprefix(HUB)
-    if source.startswith(HUB) and user_path(name.partition("?")[0]).is_dir():
-        return HUB + str(user_path(name))
-    return source
-
-
 def title(sources: Sequence[str]) -> str:
     """A name for a swarm that is made of these."""
     return _short(sources[0])

@@ -174,11 +174,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
-def cli(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: str, timeout_s: float = PATIENCE_S, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run one `swarm-node` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "swarm.cli", *arguments],
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -32,8 +32,10 @@ def prompts_used(node: Node) -> set[int]:
 
 def append(organizer: Node, name: str, prompts: dict[str, str]) -> str:
     """`swarm-node seed --append`; what it prints."""
-    path = write_prompts(organizer.data_dir / name, prompts)
-    result = cli("seed", "--append", str(path), "--data-dir", str(organizer.data_dir))
+    text = "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in prompts.items())
+    if name != "/dev/stdin":
+        name, text = str(write_prompts(organizer.data_dir / name, prompts)), ""
+    result = cli("seed", "--append", name, "--data-dir", str(organizer.data_dir), stdin=text)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -64,7 +66,7 @@ async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm) -> None:
     assert "9+2=" in result.stderr
 
     # One signed by the running organizer.
-    assert "amendment 2 signed; members fetch it" in append(organizer, "2", SECOND)
+    assert "amendment 2 signed; members fetch it" in append(organizer, "/dev/stdin", SECOND)
     count += len(SECOND)
     wait_until(lambda: prompts_used(member) == set(range(count)), "the newest prompts too", both)
     assert member.status()["swarm"]["amendments"] == 2

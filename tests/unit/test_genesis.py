@@ -9,11 +9,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swarm.errors import DataError, UsageError
+from swarm.errors import DataError, TryAgainError, UsageError
+from swarm.node.amending import amend
 from swarm.node.genesis import Genesis, SeedOptions, append_set, make_genesis, store_genesis
 from swarm.node.prompt_table import render, render_set
 from swarm.paths import DataDir, SwarmDir
-from swarm.protocol.charter import AppendPrompts, Charter
+from swarm.protocol.charter import Charter
 from swarm.protocol.identity import Identity
 from swarm.protocol.manifest import RewardSpec
 from swarm.protocol.prompts import Prompt, decode_prompt_set, encode_prompt_set, prompt_set_ref
@@ -284,7 +285,11 @@ async def test_appended_prompts_repeat_none_of_the_swarm_s(
     assert f"{more}:2: '3+3=' stands in the swarm's held-out set too" in str(caught.value)
     ref = await append_set(charter, swarm_dir, [more], drop_bad=True)
     assert ref.count == 1
-    extended = charter.amended(AppendPrompts(prompts=ref), 2.0, ORGANIZER)
+    request = {"append": ref.model_dump(mode="json"), "sets": 1}
+    extended = amend(charter, swarm_dir, ORGANIZER, request)
+    assert extended.prompt_sets == (*charter.prompt_sets, ref)
+    with pytest.raises(TryAgainError, match="other prompts were added"):  # and unchecked by these
+        amend(extended, swarm_dir, ORGANIZER, request)
     with pytest.raises(DataError, match="training set 1 too"):
         await append_set(extended, swarm_dir, [write(tmp_path / "x.jsonl", *sums(4))])
     with pytest.raises(DataError, match="no prompt is left"):

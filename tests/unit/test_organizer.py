@@ -28,7 +28,7 @@ async def test_another_than_the_organizer_learns_so_at_once(tmp_path: Path) -> N
     swarm_dir = store_genesis(genesis, chosen, DataDir(tmp_path / "data"))
     charter = Charter.from_genesis(genesis.manifest)
     with pytest.raises(IdentityError, match="no organizer"):
-        await amend(charter, swarm_dir, Identity.generate(), {"append": ["is not even read"]})
+        amend(charter, swarm_dir, Identity.generate(), {"append": "is not even read"})
 
 
 async def test_an_organizer_is_told_what_the_swarm_cannot_do(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,20 @@ def test_the_control_socket_is_found_from_another_session(
     later.create()
     assert sessions[1] in later.place_control_socket().parents
     assert DataDir(tmp_path / "data").control_socket == later.place_control_socket()
+
+
+def test_a_copy_of_a_data_directory_does_not_lead_to_the_node_of_the_original(
+    tmp_path: Path,
+) -> None:
+    original = DataDir(tmp_path / "data")
+    original.create()
+    path = original.place_control_socket()
+    shutil.copytree(original.root, tmp_path / "copy", symlinks=True)
+    assert DataDir(tmp_path / "copy").control_socket != path
+    (tmp_path / "link").symlink_to(original.root)
+    assert DataDir(tmp_path / "link").control_socket == path
+    original.root.rename(tmp_path / "moved")
+    assert DataDir(tmp_path / "moved").control_socket == path
 
 
 def test_a_node_that_ended_leaves_no_folder_for_sockets(tmp_path: Path) -> None:

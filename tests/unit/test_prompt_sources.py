@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import DataError, UsageError
-from swarm.node.prompt_sources import absolute, read, title
+from swarm.node.prompt_sources import read, title
 from swarm.rewards.reward import PlainSpec
 
 
@@ -63,17 +63,6 @@ def test_wrong_options_are_named(tmp_path: Path, source: str, says: str) -> None
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no prompts"):
         read([write(tmp_path / "a.jsonl")])
-
-
-def test_sources_for_another_process_are_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "set").mkdir()
-    assert absolute("a.jsonl?tag=x") == f"{tmp_path}/a.jsonl?tag=x"
-    assert absolute("hf:set?split=test") == f"hf:{tmp_path}/set?split=test"
-    assert absolute("hf:openai/gsm8k") == "hf:openai/gsm8k"
-    assert absolute("reasoning-gym:gcd") == "reasoning-gym:gcd"
 
 
 # -- data sets -----------------------------------------------------------------------------------
