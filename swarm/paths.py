@@ -14,7 +14,7 @@ Does not know: what the files hold.
         charter.bin, prompts/      manifest, amendments, prompt sets: re-served to others
         tokenizer/                 of an organizer: for prompts that are appended
         peers.json                 addresses of members seen
-        node.toml, invite          how it was joined
+        node.json                  the settings of the last join
         epoch                      the latest one that this node published in, over all runs
         ledger.sqlite              what was given and got, by peer
         rollouts/                  blobs by content hash
@@ -404,10 +404,6 @@ class SwarmDir:
         return self.root / "peers.json"
 
     @property
-    def invite_path(self) -> Path:
-        return self.root / "invite"
-
-    @property
     def config_path(self) -> Path:
         return self.root / "node.json"
 
@@ -516,7 +512,14 @@ class RunDir:
         Raises:
             DataError: it is damaged; it appears whole or not at all.
         """
-        return _json_object(self.record_path)
+        record = _json_object(self.record_path)
+        if record is not None and not all(
+            isinstance(record.get(name, {}), dict) for name in ("trained", "configs")
+        ):
+            raise DataError(
+                f"{self.record_path}: damaged: no record of a run; move {self.root} away"
+            )
+        return record
 
 
 def _json_object(path: Path, advice: str = "") -> dict[str, Any] | None:

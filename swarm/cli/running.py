@@ -77,12 +77,13 @@ def _leave(arguments: Arguments) -> int:
 
     from swarm.paths import doomed
 
-    data_dir, swarm_dir = data_dir_of(arguments), swarm_dir_of(arguments)
+    data_dir = data_dir_of(arguments)
     with contextlib.suppress(NotRunningError):
-        _stop(arguments)
+        _stop(arguments)  # also one that has found no member of its swarm yet
+    swarm_dir = swarm_dir_of(arguments)
     with data_dir.locked():
         data_dir.forget_current()
-        if arguments.delete:
+        if arguments.delete and swarm_dir.root.exists():
             shutil.rmtree(doomed(swarm_dir.root))
     out(
         f"left {swarm_dir.root.name[:16]}; "

@@ -17,6 +17,13 @@ from swarm.cli.arguments import (
 from swarm.cli.output import configure_logging, out, out_json, run_async
 from swarm.errors import DataError, ExitCode, IdentityError, UsageError
 
+TERMS = (
+    *("swarm_name", "held_out", "held_out_fraction", "ood", "template", "system", "reward"),
+    *("reward_param", "temperature", "group_size", "max_prompt_tokens", "max_completion_tokens"),
+    *("stop", "record_shards", "co_organizer", "split", "map", "size", "source_seed"),
+)
+"""Arguments that say what a new swarm is; without one they would be passed over in silence."""
+
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
@@ -150,6 +157,7 @@ def add(verbs: Verbs) -> None:
         "--check-prompts", type=count, default=50, metavar="N", help="so many (default 50)"
     )
     seed.add_argument("--json", action="store_true", help="of --check: the result as JSON")
+    seed.set_defaults(terms={name: seed.get_default(name) for name in TERMS})
     add_node_flags(seed)
     seed.add_argument("--config", type=Path, metavar="FILE", help="node.toml")
 
@@ -164,9 +172,11 @@ def _seed(arguments: Arguments) -> int:
     if arguments.json:
         raise UsageError("--json goes with --check; seed's result is the invite")
     request = _amendment(arguments)
+    invite = _invite(arguments, data_dir)
+    if request is not None or invite is not None or not arguments.prompts:
+        _refuse_terms(arguments)
     if request is not None:
         return sign_amendment(data_dir, request, arguments.tokenizer)
-    invite = _invite(arguments, data_dir)
     with data_dir.locked():
         configure_logging(config.node.log_level, data_dir.log_path)
         _organize(arguments, config, data_dir, invite)
@@ -263,6 +273,18 @@ def _keep_tokenizer(folder: Path | None, swarm_dir: Any, charter: Any) -> None:
     if charter is not None:
         check_tokenizer(charter.manifest, tokenizer, str(folder))
     store_tokenizer(folder, swarm_dir)
+
+
+def _refuse_terms(arguments: Arguments) -> None:
+    """Of flags that would say nothing, because no swarm is made."""
+    flags = {name: "--" + name.removeprefix("source_").replace("_", "-") for name in TERMS}
+    given = [flags[name] for name in TERMS if vars(arguments)[name] != arguments.terms[name]]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: only with PROMPTS, for "
+            "a new swarm: the terms of one that was made do not change, and options of a further "
+            "source stand behind it, as in 'hf:NAME?split=test'"
+        )
 
 
 def _found_or_find(arguments: Arguments, data_dir: Any) -> bytes:

@@ -36,11 +36,11 @@ def add_version(verbs: Verbs) -> None:
 
 def _init(arguments: Arguments) -> int:
     from swarm.config import render_example
-    from swarm.paths import write_atomic
+    from swarm.paths import user_path, write_atomic
     from swarm.protocol.identity import Identity
 
     data_dir = data_dir_of(arguments)
-    path = arguments.config or data_dir.root / "node.toml"
+    path = user_path(arguments.config) if arguments.config else data_dir.root / "node.toml"
     if path.exists():
         raise ConfigError(f"{path} exists already; edit it, or name another with --config")
     data_dir.create()
@@ -48,13 +48,18 @@ def _init(arguments: Arguments) -> int:
     text = render_example()
     if arguments.data_dir is not None:
         empty = 'data_dir = ""'
-        text = text.replace(empty, f"data_dir = {json.dumps(str(data_dir.root.absolute()))}", 1)
+        text = text.replace(empty, f"data_dir = {_quoted(str(data_dir.root.absolute()))}", 1)
     write_atomic(path, text.encode())
     out(
         f"config    {path}\nidentity  {identity.peer_id}\n"
         f"next      edit it, then: swarm-node join INVITE --config {path}"
     )
     return ExitCode.OK
+
+
+def _quoted(text: str) -> str:
+    """As a string of TOML, which knows no surrogate pairs."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _version(arguments: Arguments) -> int:

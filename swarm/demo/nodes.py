@@ -5,6 +5,7 @@ ending them. Does not know: how a node works; it uses what any user uses.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from swarm.paths import DataDir
 
 SHIPPED = Path(__file__).parent.parent / "models"
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 MAX_NODES = 64
 """Each has a learner, a daemon and a worker of its own."""
@@ -171,6 +174,12 @@ def uninterrupted() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+def _end_with_the_demo() -> None:
+    """In a new child: have it stopped when the demo dies without a chance to stop it."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
 def spawn(
     arguments: Sequence[str],
     log_path: Path,
@@ -191,6 +200,7 @@ def spawn(
             stderr=log,
             env=environment,
             start_new_session=True,
+            preexec_fn=_end_with_the_demo,
         )
         children.append(child)
     return child

@@ -34,6 +34,8 @@ from swarm.status import console as status_console
 
 START_TIMEOUT_S = 120.0
 
+RESULTS = "results.json"
+
 
 def run_demo(options: DemoOptions, task_of: Callable[[Path, int], Task] = arithmetic) -> int:
     """Run the demo to its end or to Ctrl-C; write the results; leave no process behind.
@@ -51,6 +53,8 @@ def run_demo(options: DemoOptions, task_of: Callable[[Path, int], Task] = arithm
     nodes = volunteers(options)
     out = options.out or default_data_dir() / "demo" / time.strftime("%Y%m%d-%H%M%S")
     out = user_path(out)
+    if any((out / name).exists() for name in (RESULTS, "organizer")):
+        raise UsageError(f"{out} holds an earlier demo; name another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     task = task_of(out, options.seed)
     steps = task.steps if options.steps is None else options.steps
@@ -76,7 +80,7 @@ def run_demo(options: DemoOptions, task_of: Callable[[Path, int], Task] = arithm
             console.print("stopping ...")
         stop_all(children)
     results = summarize(running, options, time.monotonic() - started, interrupted)
-    write_json(out / "results.json", results)
+    write_json(out / RESULTS, results)
     if any(node["accuracies"] for node in results["nodes"]):
         draw_curves(results, out / "curves.png")
         console.print(f"curves: {out / 'curves.png'}")

@@ -5,9 +5,8 @@ Owns: that terms and prompts are here for newcomers. Does not know: how a swarm 
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.config import NodeConfig
@@ -59,20 +58,23 @@ class Organizer(Node):
     async def _keep_prompts(self) -> None:
         """Fetch prompt sets that are lost here back from any member: newcomers need them."""
         while True:
-            sets = self.membership.charter.all_sets
-            self._lost = [ref for ref in sets if not await asyncio.to_thread(self._holds, ref)]
+            self._lost = await self._missing(self.membership.charter.all_sets)
             if self._lost:
                 log.error("%s", self._lost_prompts())
-                with contextlib.suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(PROMPTS_PERIOD_S):
                         for ref in self._lost:
                             await self.membership.prompt_set(ref, ref.size_bytes)
-                        continue
-            else:
-                await asyncio.sleep(PROMPTS_PERIOD_S)
+                except TimeoutError:
+                    continue
+                if not await self._missing(self._lost):
+                    continue
+            # Also after a set that was fetched and could not be written: the disk may be full.
+            await asyncio.sleep(PROMPTS_PERIOD_S)
 
-    def _holds(self, ref: PromptSetRef) -> bool:
-        return self.membership.stored_set(ref) is not None
+    async def _missing(self, sets: Sequence[PromptSetRef]) -> list[PromptSetRef]:
+        stored = self.membership.stored_set
+        return [ref for ref in sets if await asyncio.to_thread(stored, ref) is None]
 
     def _lost_prompts(self) -> str:
         if not self._lost:

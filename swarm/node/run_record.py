@@ -60,7 +60,7 @@ def open_run(
     else:
         run_dir = runs[-1]
         if _has_trained(run_dir):
-            _check_same(run_dir, record["trained"], trained)
+            _check_same(run_dir, record.get("trained", {}), trained)
     digest = resolved.digest()
     write_json(
         run_dir.record_path,

@@ -44,6 +44,9 @@ from swarm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+PROMPTS_LATE_S = 60.0
+"""Time after which prompts that were added and cannot be fetched are a problem."""
+
 
 class Volunteer(Node):
     """A node with a model.
@@ -76,6 +79,7 @@ class Volunteer(Node):
         self._close_timer: asyncio.TimerHandle | None = None
         self._charter_changed = asyncio.Event()
         self._prompts_refused = ""
+        self._prompts_awaited_s: float | None = None
         self._said_alone = False
         self.loop: TrainingLoop | None = None
         self.gatherer: Gatherer | None = None
@@ -202,7 +206,11 @@ class Volunteer(Node):
 
     async def _append_new_sets(self) -> None:
         for ref in self.membership.charter.prompt_sets[self._sets_loaded :]:
-            self.prompts.append(await self._rendered(ref))
+            self._prompts_awaited_s = time.time()
+            try:
+                self.prompts.append(await self._rendered(ref))
+            finally:
+                self._prompts_awaited_s = None
             self._sets_loaded += 1
 
     async def _rendered(self, ref: PromptSetRef) -> RenderedSet:
@@ -220,6 +228,7 @@ class Volunteer(Node):
         )
 
     async def on_charter(self) -> None:
+        self._obey_charter()
         self._charter_changed.set()
         for publisher in self.pool.publishers():
             if self.admission.refusal(publisher) is not None:
@@ -237,11 +246,10 @@ class Volunteer(Node):
             super().on_malformed(peer_id, error)
 
     async def _follow_charter(self) -> None:
-        """Act on amendments as they come; heartbeats go on while prompts are fetched."""
+        """Fetch prompts as they are added; heartbeats go on meanwhile, and so does the training."""
         while True:
             await self._charter_changed.wait()
             self._charter_changed.clear()
-            self._obey_charter()
             charter = self.membership.charter
             try:
                 check_limits(charter.manifest, charter.all_sets, self.config.limits)
@@ -424,6 +432,12 @@ class Volunteer(Node):
         status["problems"] += filter(None, troubles)
         if self._prompts_refused:
             status["problems"].append(self._prompts_refused)
+        awaited_s = self._prompts_awaited_s
+        if awaited_s is not None and time.time() - awaited_s > PROMPTS_LATE_S:
+            status["problems"].append(
+                f"prompts added to the swarm could not be fetched for {time.time() - awaited_s:.0f}"
+                " s; no member in reach has them; training goes on with the others"
+            )
         if loop.outdated.is_set():
             status["problems"].append(f"training has ended: {loop.end_reason()}")
         status["alone"] = self._trains_alone()

@@ -9,14 +9,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from answers import refused, some_invite
 
 from swarm.cli.main import main
 from swarm.cli.output import out
-from swarm.paths import DataDir
+from swarm.config import load_config
+from swarm.errors import DataError
+from swarm.paths import DataDir, RunDir
 
 SMALL = Path(__file__).parents[2] / "swarm" / "models" / "arith-small"
 
@@ -299,3 +301,44 @@ def test_the_data_directory_may_stand_before_a_verbs_part(
 def test_an_empty_data_directory_is_not_the_default_one(asked: Ask, verb: tuple[str, ...]) -> None:
     """As in `--data-dir "$DIR"`, with no such variable."""
     refused(asked(*verb, "--data-dir", ""), 2, "--data-dir", "empty")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--group-size", "3", "--reward", "exact"), "--reward, --group-size: only with PROMPTS"),
+        (("--min-version", "0.0.2", "--temperature", "0.5"), "--temperature: only with PROMPTS"),
+        (("--append", "more.jsonl", "--seed", "3"), "--seed: only with PROMPTS"),
+        ((some_invite(), "--held-out-fraction", "0"), "--held-out-fraction: only with PROMPTS"),
+    ],
+)
+def test_terms_of_a_swarm_that_was_made_do_not_change_in_silence(
+    asked: Ask, data_dir: Path, flags: tuple[str, ...], named: str
+) -> None:
+    refused(asked("seed", *flags, "--data-dir", str(data_dir)), 2, named)
+
+
+def test_a_demo_goes_into_a_folder_of_its_own(asked: Ask, tmp_path: Path) -> None:
+    (tmp_path / "organizer").mkdir()
+    refused(asked("demo", "--nodes", "1", "--out", str(tmp_path)), 2, "holds an earlier demo")
+
+
+def test_init_writes_what_join_reads(
+    asked: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a folder with characters that JSON and TOML escape differently, and of `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data_dir = tmp_path / 'emo\U0001f600 \x7f"\\'
+    assert asked("init", "--data-dir", str(data_dir), "--config=~/node.toml").returncode == 0
+    assert load_config(tmp_path / "node.toml").node.data_dir == str(data_dir)
+
+
+@pytest.mark.parametrize("record", [{"trained": []}, {"trained": {}, "configs": []}, {"schema": 5}])
+def test_a_record_of_a_run_that_is_none_is_named(tmp_path: Path, record: dict[str, Any]) -> None:
+    run_dir = RunDir.create(tmp_path / "runs" / "0001")
+    run_dir.record_path.write_text(json.dumps(record))
+    if "trained" in record:
+        with pytest.raises(DataError, match=r"run\.json: damaged: no record of a run"):
+            run_dir.record()
+    else:
+        assert run_dir.record() == record  # of another version

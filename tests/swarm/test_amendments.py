@@ -14,6 +14,7 @@ from swarm.protocol.invite import Invite
 from swarm.protocol.prompts import decode_prompt_set
 
 GENESIS, FIRST, SECOND = sums(range(3, 7), range(2, 6)), sums([7], range(2, 6)), sums([8], [2, 3])
+THIRD = sums([8], [4, 5])
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def append(organizer: Node, name: str, prompts: dict[str, str]) -> str:
     return result.stdout
 
 
-async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm) -> None:
+async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm, tmp_path: Path) -> None:
     organizer, member = swarm.nodes
     genesis, organizer_id = Invite.decode(swarm.invite), organizer.peer_id
 
@@ -72,7 +73,17 @@ async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm) -> None:
     assert member.status()["swarm"]["amendments"] == 2
     assert member.status()["swarm"]["prompts"] == count
 
-    # The end.
+    # The end, also where prompts that were added before it can be had of nobody.
+    assert organizer.stop() == 0
+    append(organizer, "3", THIRD)
+    sets = {path.name: path for path in organizer.data_dir.glob("swarms/*/prompts/*.jsonl")}
+    known = {path.name for path in member.data_dir.glob("swarms/*/prompts/*.jsonl")}
+    (lost,) = sets.keys() - known
+    sets[lost].rename(tmp_path / lost)
+    organizer = swarm.restart(organizer, "seed", *settings(LOOPBACK))
+    read_invite(organizer)
+    both = [organizer, member]
+    wait_until(lambda: member.status()["swarm"]["amendments"] == 3, "it has the terms", both)
     closed = cli("seed", "--close", "--data-dir", str(organizer.data_dir))
     assert closed.returncode == 0, closed.stderr
     wait_until(lambda: bool(member.status()["training"]["finished"]), "the end is seen", both)
@@ -86,11 +97,16 @@ async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm) -> None:
     accuracies = [json.loads(path.read_text())["accuracy"] for path in saved]
     assert status["training"]["accuracy"] in accuracies
 
+    # They are fetched once they can be had.
+    sets[lost] = (tmp_path / lost).rename(sets[lost])
+    there = member.swarm_dir.prompt_set_path(sets[lost].stem)
+    wait_until(there.exists, "the lost prompts are here", both)
+
     # It idles, and serves what it has, also to those who never met the organizer.
     organizer.kill()
     members_invite = cli("invite", "--data-dir", str(member.data_dir)).stdout.strip()
     seen = json.loads(cli("status", members_invite, "--json").stdout)
-    assert seen["swarm"]["amendments"] == 3
+    assert seen["swarm"]["amendments"] == 4
     assert seen["swarm"]["closes_at_s"] is not None
     (row,) = [row for row in seen["members"] if row["name"] == "member"]
     assert (row["state"], row["sampling"], row["step"]) == ("finished", False, last)
@@ -114,5 +130,5 @@ async def assert_serves(member: Node, invite: Invite) -> None:
             data = await exchange.fetch_blob(peer, bytes.fromhex(ref.sha256), 1_000_000)
             texts += [prompt.prompt for prompt in decode_prompt_set(data, ref)]
         blob = await exchange.fetch_blob(peer, digest, 1_000_000)
-    assert texts == [*GENESIS, *FIRST, *SECOND]
+    assert texts == [*GENESIS, *FIRST, *SECOND, *THIRD]
     assert decode_group(blob, CodecLimits(4, 10)).publisher == peer
