@@ -20,6 +20,9 @@ import pytest
 from hub_stand_in import Hub
 from nodes import ENVIRONMENT, Node, Swarm, cli, sums, wait_until, write_prompts
 
+from swarm.protocol.identity import Identity
+from swarm.protocol.invite import Invite
+
 STEPS = 40
 """Enough for two nodes that start at once to learn from each other, one seconds after the other."""
 
@@ -314,6 +317,16 @@ def test_leave_ends_the_node_and_forgets_the_swarm(swarm: Swarm) -> None:
     assert not folder.exists()
     assert not bob.running
     assert "invite" in cli("join", *here).stderr
+
+
+def test_leave_ends_a_node_that_has_found_nobody(tmp_path: Path) -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity(bytes(32)).peer_id}"
+    with Swarm(tmp_path) as swarm:
+        node = swarm.join("ada", invite=Invite(bytes(32), (nobody,), "gone").encode())
+        wait_until(lambda: bool(node.status()), "it answers", swarm.nodes)
+        result = cli("leave", "--data-dir", str(node.data_dir))
+        assert "no swarm has been joined" in result.stderr  # nothing to forget
+        assert not node.running
 
 
 def test_a_node_that_learns_nothing_says_so(tmp_path: Path) -> None:
