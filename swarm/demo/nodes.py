@@ -175,7 +175,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _end_with_the_demo() -> None:
-    """In a new child: have it stopped when the demo dies without a chance to stop it."""
+    """In a new child: have it stopped when the demo dies without a chance to stop it; only
+    Linux can tell it."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 

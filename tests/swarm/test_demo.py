@@ -124,7 +124,9 @@ def test_a_child_that_starts_as_ctrl_c_arrives_is_known(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="by prctl")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere no child is told of a parent's death"
+)
 def test_a_demo_that_is_killed_takes_its_nodes_with_it(tmp_path: Path) -> None:
     with demo(tmp_path, "--nodes", "1", "--steps", "500") as running:
         wait_until(lambda: running.runs("join"), "the volunteer is started")
