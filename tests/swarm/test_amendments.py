@@ -31,12 +31,11 @@ def prompts_used(node: Node) -> set[int]:
     return {group["prompt_id"] for step in node.steps() for group in step["groups"]}
 
 
-def append(organizer: Node, name: str, prompts: dict[str, str]) -> str:
+def append(organizer: Node, name: str, prompts: dict[str, str], *, piped: bool = False) -> str:
     """`swarm-node seed --append`; what it prints."""
-    text = "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in prompts.items())
-    if name != "/dev/stdin":
-        name, text = str(write_prompts(organizer.data_dir / name, prompts)), ""
-    result = cli("seed", "--append", name, "--data-dir", str(organizer.data_dir), stdin=text)
+    path = write_prompts(organizer.data_dir / name, prompts)
+    source, text = ("/dev/stdin", path.read_text()) if piped else (str(path), "")
+    result = cli("seed", "--append", source, "--data-dir", str(organizer.data_dir), stdin=text)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -67,7 +66,7 @@ async def test_prompts_are_appended_and_the_swarm_closes(swarm: Swarm, tmp_path:
     assert "9+2=" in result.stderr
 
     # One signed by the running organizer.
-    assert "amendment 2 signed; members fetch it" in append(organizer, "/dev/stdin", SECOND)
+    assert "amendment 2 signed; members fetch it" in append(organizer, "2", SECOND, piped=True)
     count += len(SECOND)
     wait_until(lambda: prompts_used(member) == set(range(count)), "the newest prompts too", both)
     assert member.status()["swarm"]["amendments"] == 2
