@@ -462,8 +462,8 @@ def sign_amendment(data_dir: Any, request: dict[str, Any], tokenizer: Path | Non
     charter = _own_charter(data_dir)
     if charter is None:
         raise UsageError(f"no swarm was seeded in {data_dir.root}; see `swarm-node seed --help`")
-    _keep_tokenizer(tokenizer, data_dir.swarm(charter.swarm_id), charter)
     swarm_dir = data_dir.swarm(charter.swarm_id)
+    _keep_tokenizer(tokenizer, swarm_dir, charter)
     identity = Identity.load_or_create(data_dir.identity_path)
     if "append" in request:
         request = _stored(request, charter, swarm_dir, identity)

@@ -428,7 +428,12 @@ class Volunteer(Node):
             status["problems"].append(f"rewards fail: {self.grader.trouble}")
         if loop.paused:
             status["problems"].append(loop.paused)
-        troubles = (loop.learner_trouble, loop.checkpoint_trouble, loop.log.trouble)
+        troubles = (
+            loop.learner_trouble,
+            loop.checkpoint_trouble,
+            loop.log.trouble,
+            loop.progress.trouble,
+        )
         status["problems"] += filter(None, troubles)
         if self._prompts_refused:
             status["problems"].append(self._prompts_refused)
@@ -442,7 +447,6 @@ class Volunteer(Node):
             status["problems"].append(f"training has ended: {loop.end_reason()}")
         status["alone"] = self._trains_alone()
         progress = loop.progress
-        status["problems"] += filter(None, [progress.trouble])
         status["activity"] = asdict(progress.activity)
         status["model"] = {
             "path": self.config.model.path,
